@@ -1,0 +1,300 @@
+"""EngineHost: which build answers, the engine that is loaded, and one session per conversation.
+
+Everything that touches MLX runs on the host's EngineThread. The engine package is imported when a build is first probed or
+opened, so a program without a back end can still read, search and export.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsv41chat.engine.errors import EngineError, PackMissing
+from dsv41chat.ui.engine_thread import EngineThread, Stream
+from dsv41chat.ui.turn_events import BuildRef, BuildView, merge_events
+
+if TYPE_CHECKING:
+    from dsv41chat.engine import Engine, SamplingParams, Session
+    from dsv41chat.engine.chat.encode import EncodedPrompt, Message
+    from dsv41chat.settings import Settings
+    from dsv41chat.store import Store
+    from dsv41chat.ui.turn_events import TurnOptions
+
+log = logging.getLogger(__name__)
+
+EMBEDDED = "nano"
+DEFAULT_KEYS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "effort")
+_SMALL_BYTES = 1 << 30  # below this many resident bytes several lanes can stay open side by side
+
+
+class BuildAmbiguous(EngineError):
+    """A prefix that several builds share. Exit 4, though the code is `ambiguous`."""
+
+    code = "ambiguous"
+
+
+class EngineHost:
+    """settings: engine.* is read. store: the build registry and the measured verdicts; None keeps neither.
+
+    opener, prober, embedded: stand-ins for `engine.open_engine`, `engine.probe_pack` and `nano.embedded_pack` (tests).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store | None = None,
+        *,
+        opener: Callable[..., Engine] | None = None,
+        prober: Callable[[Path], Any] | None = None,
+        embedded: Callable[[], Path] | None = None,
+        backend: Callable[[], tuple[str, str]] | None = None,
+    ):
+        self.settings = settings
+        self.store = store
+        self.thread = EngineThread()
+        self.engine: Engine | None = None
+        self.view: BuildView | None = None
+        self.load_s = 0.0
+        self._opener = opener or _open_engine
+        self._prober = prober or _probe_pack
+        self._embedded = embedded or _embedded_pack
+        self._backend = backend or _backend_info
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._info: tuple[str, str] | None = None
+
+    # builds ------------------------------------------------------------------------------------------------------------
+
+    def builds(self) -> list[BuildRef]:
+        """Registered builds, the sub-folders of engine.model_dirs that hold a config.json, and the embedded pack, by name."""
+        found: dict[str, BuildRef] = {}
+        folders: set[Path] = set()
+        for row in self.store.builds.list() if self.store is not None else ():
+            folder = Path(row.folder)
+            found[row.name] = BuildRef(row.name, folder, registered=True)
+            folders.add(folder.resolve())
+        for parent in self.settings.engine.model_dirs:
+            for config in sorted(Path(parent).expanduser().glob("*/config.json")):
+                if config.parent.resolve() not in folders:
+                    name = free_name(config.parent.name, found)
+                    found[name] = BuildRef(name, config.parent)
+                    folders.add(config.parent.resolve())
+        found[EMBEDDED] = BuildRef(EMBEDDED, self._embedded(), embedded=True)
+        return sorted(found.values(), key=lambda ref: (ref.embedded, ref.name))
+
+    def find(self, argument: str) -> BuildRef:
+        """A folder with a config.json, an exact name, or a unique prefix, in this order.
+
+        Raises PackMissing (none) or BuildAmbiguous (several, with the candidates).
+        """
+        builds = self.builds()
+        folder = Path(argument).expanduser()
+        if (folder / "config.json").is_file():
+            known = [ref for ref in builds if ref.folder.resolve() == folder.resolve()]
+            return known[0] if known else BuildRef(build_name(folder), folder)
+        for ref in builds:
+            if ref.name == argument:
+                return ref
+        matches = [ref for ref in builds if argument and ref.name.startswith(argument)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            names = ", ".join(ref.name for ref in matches)
+            raise BuildAmbiguous(f"{argument!r} is the start of several builds: {names}.", hint=f"dsv41chat --model {matches[0].name}")
+        what = "has no config.json" if folder.is_dir() else "is neither a folder nor the name of a build"
+        raise PackMissing(f"{argument!r} {what}.", hint="dsv41chat models list")
+
+    def resolve(self, argument: str | None = None, conversation: Any = None) -> BuildRef:
+        """The build that answers: `argument`, else the conversation's, else engine.model, else the last used, else the embedded."""
+        if argument:
+            return self.find(argument)
+        wanted = (conversation.settings or {}).get("build") if conversation is not None else None
+        if wanted:
+            try:
+                return self.find(wanted)
+            except EngineError as error:
+                log.info("the conversation's build %s is not there any more: %s", wanted, error)
+        if self.settings.engine.model:
+            return self.find(self.settings.engine.model)
+        rows = self.store.builds.list() if self.store is not None else []
+        for row in sorted((row for row in rows if row.last_used), key=lambda row: row.last_used, reverse=True):
+            if (Path(row.folder) / "config.json").is_file():
+                return BuildRef(row.name, Path(row.folder), registered=True)
+        return BuildRef(EMBEDDED, self._embedded(), embedded=True)
+
+    def probe(self, ref: BuildRef) -> BuildView:
+        """Read the headers of a build, no weights. Raises PackError."""
+        if self.view is not None and self.view.folder == ref.folder:
+            return self.view
+        info = self._prober(ref.folder)
+        return BuildView(
+            ref.name, ref.folder, info.family, info.fingerprint, ref.embedded, context=getattr(info, "context", None),
+            drafter=getattr(info, "drafter", None), resident_bytes=getattr(info, "resident_bytes", 0), defaults=pack_defaults(ref.folder),
+        )  # fmt: skip
+
+    def backend(self) -> tuple[str, str]:
+        """(device, MLX version). Raises BackendMissing with the install command."""
+        if self._info is None:
+            self._info = self.thread.call(self._backend)
+        return self._info
+
+    # the loaded engine -------------------------------------------------------------------------------------------------
+
+    def loaded(self, ref: BuildRef) -> bool:
+        return self.engine is not None and self.view is not None and self.view.folder == ref.folder
+
+    def load(self, ref: BuildRef, cancel: Callable[[], bool] = lambda: False) -> Stream:
+        """Open `ref`; iterate the stream for Loading events. On failure the build that was loaded before is opened again.
+
+        The iteration raises what open_engine raises: PackError, DoesNotFit, Cancelled, BackendMissing.
+        """
+        view = self.probe(ref)  # a missing or incomplete pack is refused while the old build is still there
+
+        def job(emit: Callable[[Any], None]) -> None:
+            previous = self.view
+            self._drop()
+            try:
+                self._open(view, emit, cancel)
+            except BaseException:
+                if previous is not None and previous.folder != view.folder:
+                    log.info("loading %s failed, opening %s again", view.name, previous.name)
+                    self._open(previous, lambda event: None, lambda: False)
+                raise
+
+        return self.thread.stream(job)
+
+    def _open(self, view: BuildView, emit: Callable[[Any], None], cancel: Callable[[], bool]) -> None:
+        started = time.monotonic()
+        e = self.settings.engine
+        self.engine = self._opener(
+            view.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, context=e.context,
+            cache_dir=self.settings.paths.cache, facts=self.store.facts if self.store is not None else None, progress=emit, cancel=cancel,
+        )  # fmt: skip
+        self.view = view
+        self.load_s = time.monotonic() - started
+
+    def _drop(self) -> None:
+        self._sessions.clear()
+        self.engine = None
+        self.view = None
+
+    def unload(self) -> None:
+        """Forget the engine and every session."""
+        self.thread.call(self._drop)
+
+    def session(self, conversation_id: str) -> Session:
+        """The conversation's own session. Large builds keep one lane, small ones eight; the least recently used goes first."""
+        return self.thread.call(self._session, conversation_id)
+
+    def _session(self, conversation_id: str) -> Session:
+        if conversation_id in self._sessions:
+            self._sessions.move_to_end(conversation_id)
+            return self._sessions[conversation_id]
+        keep = 8 if self.view is not None and self.view.resident_bytes < _SMALL_BYTES else 1
+        while len(self._sessions) >= keep:
+            self._sessions.popitem(last=False)
+        session = self._sessions[conversation_id] = self.engine.new_session()
+        return session
+
+    def encode(self, messages: Sequence[Message], options: TurnOptions) -> EncodedPrompt:
+        """The ids of a conversation for the loaded build. Runs on the caller's thread (no MLX)."""
+        from dsv41chat.engine.chat.encode import RenderOptions, encode_prompt
+
+        render = RenderOptions(
+            thinking=options.thinking, effort=options.effort if options.thinking else "high",
+            keep_reasoning=options.keep_reasoning, v4_effort=self._v4_effort(options.v4_effort),
+        )  # fmt: skip
+        return encode_prompt(self.engine.tokenizer, self.engine.family, messages, render)
+
+    def _v4_effort(self, setting: str) -> str:
+        if setting != "auto":
+            return setting
+        # V4-Pro and the 0731 re-release have the official encoder, the first V4-Flash the preview one.
+        name = self.view.folder.name.lower()
+        return "official" if "pro" in name or "0731" in name else "preview"
+
+    def generate(
+        self, conversation_id: str, prompt: EncodedPrompt, options: TurnOptions, seed: int, cancel: Callable[[], bool]
+    ) -> Stream:
+        """Start an answer; iterate the stream for the engine's events, merged to at most 60 per second. Ends with Done."""
+        max_tokens = max(1, min(options.token_limit(), self.engine.context_limit - len(prompt.ids)))
+
+        def job(emit: Callable[[Any], None]) -> None:
+            session = self._session(conversation_id)
+            for event in session.generate(
+                prompt, _sampling(options, seed), max_tokens=max_tokens, stop=options.stop, draft=options.draft,
+                loop_stop=options.loop_stop, cancel=cancel,
+            ):  # fmt: skip
+                emit(event)
+
+        return self.thread.stream(job, merge=merge_events)
+
+    def close(self, timeout_s: float | None = 5.0) -> bool:
+        """Unload and end the engine thread. False: a job still runs (the process may leave without it)."""
+        self.thread.submit(self._drop)
+        return self.thread.close(timeout_s)
+
+
+def build_name(folder: Path) -> str:
+    """A build's default name: its folder's, limited to letters, digits, dot, underscore and minus."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in Path(folder).resolve().name)
+    return name.strip("-") or "build"
+
+
+def free_name(name: str, taken: Any) -> str:
+    """`name`, or `name-2`, `name-3`, ... if it is taken. The embedded pack's name always is."""
+    name = build_name(Path(name))
+    candidate, n = name, 1
+    while candidate in taken or candidate == EMBEDDED:
+        n += 1
+        candidate = f"{name}-{n}"
+    return candidate
+
+
+def pack_defaults(folder: Path) -> dict[str, Any]:
+    """The sampling defaults of a pack's generation_config.json; keys that the application does not know are ignored."""
+    try:
+        data = json.loads((Path(folder) / "generation_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {key: data[key] for key in DEFAULT_KEYS if key in data} if isinstance(data, dict) else {}
+
+
+def _sampling(options: TurnOptions, seed: int) -> SamplingParams:
+    from dsv41chat.engine import SamplingParams
+
+    return SamplingParams(
+        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, min_p=options.min_p,
+        presence_penalty=options.presence_penalty, frequency_penalty=options.frequency_penalty, seed=seed,
+    )  # fmt: skip
+
+
+def _open_engine(folder: Path, **options: Any) -> Engine:
+    from dsv41chat.engine.backend import require_backend
+
+    require_backend()
+    from dsv41chat.engine import open_engine
+
+    return open_engine(folder, **options)
+
+
+def _probe_pack(folder: Path) -> Any:
+    from dsv41chat.engine import probe_pack
+
+    return probe_pack(folder)
+
+
+def _embedded_pack() -> Path:
+    from dsv41chat.nano import embedded_pack
+
+    return embedded_pack()
+
+
+def _backend_info() -> tuple[str, str]:
+    from dsv41chat.engine.backend import backend_info
+
+    return backend_info()

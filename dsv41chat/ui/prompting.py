@@ -1,0 +1,55 @@
+"""From stored messages to the engine's chat messages: verbatim ids where they are still valid, text otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from dsv41chat.engine.chat.encode import Message
+
+
+def ids_hash(ids: Iterable[int]) -> str:
+    """sha256 (hex) of the ids as little-endian uint32."""
+    return hashlib.sha256(np.asarray(tuple(ids), dtype="<u4").tobytes()).hexdigest()
+
+
+def chat_messages(system: str | None, path: Sequence[Any], tokenizer_sha256: str | None, *, continued: bool = False) -> list[Message]:
+    """The messages of a conversation path, for `encode_prompt`.
+
+    path: store messages, root first. Stored ids are used only when they were made by the tokenizer of the loaded build
+    (`params["tokenizer"]`): another build's ids mean other text. continued: the last message is an answer to go on with.
+    """
+    from dsv41chat.engine.chat.encode import Message
+
+    messages = [Message("system", system)] if system else []
+    for i, row in enumerate(path):
+        own = tokenizer_sha256 is not None and (row.params or {}).get("tokenizer") == tokenizer_sha256
+        if row.role == "assistant":
+            messages.append(
+                Message(
+                    "assistant", row.text, reasoning=row.thinking or None, prefix=continued and i == len(path) - 1,
+                    reasoning_ids=_ids(row.reasoning_ids) if own else None, body_ids=_ids(row.body_ids) if own else None,
+                )  # fmt: skip
+            )
+        else:
+            messages.append(Message(row.role, row.text, content_ids=_ids(row.ids) if own and row.ids else None))
+    return messages
+
+
+def _ids(ids: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if ids is None else tuple(int(i) for i in ids)
+
+
+def split_parts(ids: Sequence[int], end_think: int | None, start: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(reasoning_ids, body_ids) of the ids emitted so far; `start` is EncodedPrompt.start. The first </think> divides them."""
+    ids = tuple(ids)
+    if not start.startswith("reasoning"):
+        return (), ids
+    if end_think is None or end_think not in ids:
+        return ids, ()
+    cut = ids.index(end_think)
+    return ids[:cut], ids[cut + 1 :]

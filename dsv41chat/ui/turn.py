@@ -1,0 +1,409 @@
+"""TurnController: one turn, from the user's text to the stored answer. Both front ends drive it; it knows no widgets.
+
+    save the user's message -> find the build -> load it if needed -> encode the path to ids -> stream -> checkpoint -> save
+
+The user's message is committed before any engine work. While an answer streams it is written at the first token and then so
+often that a kill -9 loses less than a second of what was shown. Verbatim ids of earlier answers go back into the prompt, so
+the conversation's session finds them in its lane and prefills only what is new.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dsv41chat.engine.errors import Cancelled, ContextFull, EngineError, PackIncomplete
+from dsv41chat.engine.events import Done
+from dsv41chat.store import Locked, StoreError
+from dsv41chat.ui.engine_thread import Abandoned, Stream
+from dsv41chat.ui.prompting import chat_messages, ids_hash, split_parts
+from dsv41chat.ui.turn_events import (
+    LEAF,
+    BuildView,
+    ConversationView,
+    Failed,
+    Finished,
+    Piece,
+    Ready,
+    Saved,
+    Started,
+    TurnEvent,
+    TurnOptions,
+    TurnRequest,
+)
+
+if TYPE_CHECKING:
+    from dsv41chat.settings import Settings
+    from dsv41chat.store import Store
+    from dsv41chat.ui.host import EngineHost
+
+log = logging.getLogger(__name__)
+
+TITLE_CELLS = 60
+_CHECKPOINT_S = 0.6  # age of the oldest unsaved piece that forces a write; leaves a commit 0.4 s of the promised second
+END_THINK = "</think>"
+
+
+class TurnBusy(RuntimeError):
+    """A second turn was started while one runs. The front end queues instead."""
+
+
+class TurnController:
+    """store: where conversations live (an in-memory one under --no-save). One turn runs at a time; `run` may be iterated on any
+    thread, `cancel` and `abort` may be called from any thread or signal handler."""
+
+    def __init__(self, store: Store, host: EngineHost, settings: Settings):
+        self.store = store
+        self.host = host
+        self.settings = settings
+        self._busy = threading.Lock()
+        self._cancelled = False  # plain attributes: a signal handler may not take a lock
+        self._aborted = False
+        self._stream: Stream | None = None
+
+    # conversations -----------------------------------------------------------------------------------------------------
+
+    def open(self, ref: str | None = None, *, leaf: str | None = None) -> ConversationView:
+        """A stored conversation (id prefix or exact title; None: the last used one) along the branch that ends in `leaf`.
+
+        Takes the conversation's lock; when another live process holds it the view is read-only. Raises StoreError (not found,
+        ambiguous).
+        """
+        conversation = self.store.conversation(ref) if ref is not None else self.store.last_conversation()
+        leaf = leaf or conversation.leaf_id
+        messages = tuple(self.store.path_to(leaf)) if leaf else ()
+        holder = self._lock(conversation.id)
+        interrupted = tuple(m.id for m in messages if m.state == "interrupted")
+        return ConversationView(conversation, messages, holder is not None, holder, interrupted)
+
+    def options(self, conversation: Any = None, build: BuildView | None = None) -> TurnOptions:
+        """What a turn in this conversation would use now (spec: app, section 10, order of precedence)."""
+        return self.settings.turn_options(conversation, build)
+
+    def edit_request(self, message_id: str, text: str) -> TurnRequest:
+        """Edit of a user message: a sibling with the new text; unchanged text is one more answer to the old one."""
+        message = self.store.message(message_id)
+        if message.text == text:
+            return TurnRequest(message.conversation_id, regenerate=message_id)
+        return TurnRequest(message.conversation_id, text=text, parent_id=message.parent_id)
+
+    # running -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self._busy.locked()
+
+    def cancel(self) -> None:
+        """End the running turn at the next prefill chunk or round; what was produced is kept."""
+        self._cancelled = True
+
+    def abort(self) -> None:
+        """End the running turn without waiting for the engine; what was produced is kept as interrupted."""
+        self._cancelled = self._aborted = True
+        stream = self._stream
+        if stream is not None:
+            stream.abandon()
+
+    def run(self, request: TurnRequest) -> Iterator[TurnEvent]:
+        """Run one turn; see turn_events for the order of events. Never raises for what a user can cause: it yields Failed.
+
+        Closing the iterator early cancels the turn, keeps what was produced and waits for the engine to stop.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise TurnBusy("a turn is running")
+        self._cancelled = self._aborted = False
+        try:
+            yield from _Turn(self, request).events()
+        finally:
+            self._stream = None
+            self._busy.release()
+
+    def _lock(self, conversation_id: str) -> int | None:
+        """Take the conversation's lock; the pid of the process that holds it, or None if it is ours."""
+        try:
+            self.store.lock(conversation_id)
+        except Locked as error:
+            return getattr(error, "pid", None) or 0
+        return None
+
+
+class _Turn:
+    """The state of one run."""
+
+    def __init__(self, controller: TurnController, request: TurnRequest):
+        self.c = controller
+        self.store = controller.store
+        self.host = controller.host
+        self.request = request
+        self.started = time.monotonic()
+        self.conversation: Any = None
+        self.parent: Any = None  # the user's message that is answered
+        self.kept: Any = None  # the answer that is continued
+        self.answer: _Answer | None = None
+        self.load_s = 0.0
+
+    def events(self) -> Iterator[TurnEvent]:
+        try:
+            new = self._place()
+            try:
+                ref = self.host.resolve(self.request.build, self.conversation)
+                build = self.host.probe(ref)
+                device, mlx = self.host.backend()
+            except EngineError:
+                yield self._begin(None, {}, None, None)
+                yield from new
+                raise
+            options = self._options(build)
+            seed = self._seed(options)
+            yield self._begin(build, self._params(options, seed), device, mlx)
+            yield from new
+            yield from self._load(ref)
+            yield from self._answer(options, seed, device, mlx)
+        except GeneratorExit:
+            self._close_early()
+            raise
+        except Abandoned:
+            yield self._failed("interrupted", "The turn was stopped before the engine answered.", "", state="interrupted")
+        except Cancelled:
+            yield self._finished_without_engine()
+        except EngineError as error:
+            yield self._failed(error.code, str(error), error.hint)
+        except StoreError as error:
+            yield self._failed(getattr(error, "code", "store"), str(error), getattr(error, "hint", ""))
+        except MemoryError as error:
+            yield self._failed("out_of_memory", f"Out of memory while answering ({error}).", "--context with a smaller number")
+        except Exception as error:  # noqa: BLE001 - the last resort: one sentence for the user, the traceback in the log
+            log.exception("the turn failed")
+            yield self._failed("internal", f"{type(error).__name__}: {error}", "")
+
+    # before the engine -------------------------------------------------------------------------------------------------
+
+    def _place(self) -> list[Saved]:
+        """Find or make the conversation, commit the user's message. Returns the Saved events of what was written."""
+        r = self.request
+        if r.conversation_id is None:
+            title = r.title or first_line(r.text or "")
+            self.conversation = self.store.new_conversation(title, {"system": r.system} if r.system else {})
+        else:
+            self.conversation = self.store.conversation(r.conversation_id)
+        self.store.lock(self.conversation.id)
+        if r.text is not None:
+            parent_id = self.conversation.leaf_id if r.parent_id == LEAF else r.parent_id
+            self.parent = self.store.add_message(self.conversation.id, parent_id, "user", r.text)
+            self.store.set_leaf(self.conversation.id, self.parent.id)
+            return [Saved(self.parent)]
+        message = self.store.message(r.regenerate or r.continue_from)
+        if r.continue_from is not None:
+            self.kept = message
+        self.parent = self.store.message(message.parent_id) if message.role == "assistant" else message
+        return []
+
+    def _begin(self, build: BuildView | None, params: dict, device: str | None, mlx: str | None) -> Started:
+        return Started(self.conversation.id, self.parent.parent_id if self.request.text is not None else self.parent.id, build, params, device, mlx)
+
+    def _options(self, build: BuildView) -> TurnOptions:
+        """Options of this turn; what a new conversation starts with is stored with it."""
+        options = self.c.settings.turn_options(self.conversation, build)
+        settings = dict(self.conversation.settings or {})
+        if "origin" not in settings:
+            settings |= {"origin": {"name": build.name, "defaults": dict(build.defaults)}, "effort": options.effort}
+        settings["build"] = build.name if build.embedded or self._registered(build) else str(build.folder)
+        if settings != self.conversation.settings:
+            self.store.update_settings(self.conversation.id, settings)
+            self.conversation = self.store.conversation(self.conversation.id)
+        return options
+
+    def _registered(self, build: BuildView) -> bool:
+        return any(ref.name == build.name and ref.folder == build.folder for ref in self.host.builds())
+
+    def _seed(self, options: TurnOptions) -> int:
+        """A fixed seed is moved by the answer's index among its siblings, so that a retry differs and can be repeated."""
+        if options.seed is None:
+            return secrets.randbelow(1 << 31)
+        siblings = [m for m in self.store.children(self.parent.id) if m.role == "assistant"]
+        return options.seed + len(siblings)
+
+    def _params(self, options: TurnOptions, seed: int) -> dict:
+        o = options
+        loaded = self.host.engine is not None
+        return {
+            "temperature": o.temperature, "top_k": o.top_k, "top_p": o.top_p, "min_p": o.min_p,
+            "presence_penalty": o.presence_penalty, "frequency_penalty": o.frequency_penalty, "seed": seed,
+            "max_tokens": o.token_limit(), "effort": o.effort, "draft": o.draft,
+            "context": self.host.engine.context_limit if loaded else self.c.settings.engine.context,
+        }  # fmt: skip
+
+    def _load(self, ref: Any) -> Iterator[TurnEvent]:
+        if self.host.loaded(ref):
+            return
+        self.c._stream = self.host.load(ref, self._cancel)
+        yield from self.c._stream
+        self.load_s = self.host.load_s
+
+    def _cancel(self) -> bool:
+        return self.c._cancelled
+
+    # the engine --------------------------------------------------------------------------------------------------------
+
+    def _answer(self, options: TurnOptions, seed: int, device: str, mlx: str) -> Iterator[TurnEvent]:
+        engine, build = self.host.engine, self.host.view
+        if engine.tokenizer is None:
+            raise PackIncomplete(f"{build.name} has no tokenizer.json, so it cannot chat.", hint=f"dsv41chat models verify {build.name}")
+        path = list(self.store.path_to((self.kept or self.parent).id))
+        system = (self.conversation.settings or {}).get("system") or self.c.settings.system_default(self.conversation)
+        messages = chat_messages(system, path, engine.tokenizer.sha256, continued=self.kept is not None)
+        prompt = self.host.encode(messages, options)
+        if len(prompt.ids) >= engine.context_limit:
+            raise ContextFull(
+                f"The prompt has {len(prompt.ids):,} tokens, the context of {build.name} holds {engine.context_limit:,}.",
+                hint="--context with a larger number, a new conversation, or --branch an earlier message",
+            )
+        params = self._params(options, seed)
+        yield Ready(build, params, device, mlx, self.load_s, len(prompt.ids), engine.context_limit)
+        self.answer = _Answer(self, params | {"tokenizer": engine.tokenizer.sha256}, engine.tokenizer.find_marker(END_THINK), prompt.start)
+        stream = self.c._stream = self.host.generate(self.conversation.id, prompt, options, seed, self._cancel)
+        done = None
+        try:
+            for event in stream:
+                if isinstance(event, Done):
+                    done = event
+                    continue
+                if isinstance(event, Piece):
+                    self.answer.add(event)
+                yield event
+        except GeneratorExit:
+            self.c.cancel()
+            stream.ended.wait()
+            raise
+        if done is None:
+            raise RuntimeError("the engine ended without saying why")
+        yield from self._finish(done, seed)
+
+    def _finish(self, done: Done, seed: int) -> Iterator[TurnEvent]:
+        timing = {"load_s": self.load_s, "resume_s": 0.0, **done.timing, "total_s": time.monotonic() - self.started}
+        message = self.answer.complete(done, timing)
+        if message is not None:
+            yield Saved(message)
+        yield Finished(
+            self.conversation.id, done.finish, message, done.text, done.thinking, done.ids, ids_hash(done.ids), seed,
+            done.usage, timing, done.draft, done.residency,
+        )  # fmt: skip
+
+    # ends that are not Done --------------------------------------------------------------------------------------------
+
+    def _failed(self, code: str, message: str, hint: str, state: str = "error") -> Failed:
+        partial = self.answer.keep(state) if self.answer is not None else None
+        return Failed(code, message, hint, self.conversation.id if self.conversation is not None else None, partial)
+
+    def _finished_without_engine(self) -> Finished:
+        """Cancelled while loading."""
+        timing = {"load_s": time.monotonic() - self.started, "total_s": time.monotonic() - self.started}
+        return Finished(self.conversation.id, "cancelled", None, "", "", (), ids_hash(()), 0, {}, timing, {}, {})
+
+    def _close_early(self) -> None:
+        if self.answer is not None:
+            self.answer.keep("interrupted")
+
+
+class _Answer:
+    """The answer's row: begun at the first token, written often, finished once. A helper thread writes what a blocked or
+    slow reader would leave unsaved."""
+
+    def __init__(self, turn: _Turn, params: dict, end_think: int | None, start: str):
+        self._turn = turn
+        self._params = params
+        self._end_think = end_think
+        self._start = start
+        self._writer: Any = None
+        self._text = turn.kept.text if turn.kept is not None else ""
+        self._thinking = (turn.kept.thinking or "") if turn.kept is not None else ""
+        self._new = {"text": "", "thinking": ""}
+        self._ids: list[int] = []
+        self._lock = threading.Lock()
+        self._dirty_since: float | None = None
+        self._closed = threading.Event()
+
+    def add(self, piece: Piece) -> None:
+        """Take a piece in before it is shown."""
+        if not piece.ids and not piece.text:
+            return
+        with self._lock:
+            self._new["thinking" if piece.channel == "thinking" else "text"] += piece.text
+            self._ids.extend(piece.ids)
+            if self._writer is None:
+                self._begin()
+            self._writer.update(**self._fields())
+            self._dirty_since = self._dirty_since or time.monotonic()
+            self._write_if_old()
+
+    def complete(self, done: Done, timing: dict) -> Any:
+        """Store the end of an answer; None if no token was produced."""
+        self._closed.set()
+        with self._lock:
+            self._new = {"text": done.text, "thinking": done.thinking}
+            if not done.ids and self._writer is None:
+                return None
+            if self._writer is None:
+                self._begin()
+            state = "stopped" if done.finish == "cancelled" else "complete"
+            fields = self._fields(done.reasoning_ids, done.body_ids)
+            return self._writer.finish(state=state, finish=done.finish, ids=done.ids, usage=done.usage, timing=timing, **fields)
+
+    def keep(self, state: str) -> dict | None:
+        """Store what was produced before a failure. Returns it, or None if there was nothing."""
+        self._closed.set()
+        with self._lock:
+            if self._writer is None:
+                return None
+            self._writer.finish(state=state, finish=state, ids=tuple(self._ids), usage={}, timing={}, **self._fields())
+            return dict(self._new)
+
+    def _begin(self) -> None:
+        turn = self._turn
+        build = turn.host.view
+        self._writer = turn.store.begin_answer(turn.conversation.id, turn.parent.id, build.name, build.fingerprint, self._params)
+        threading.Thread(target=self._watch, name="checkpoint", daemon=True).start()
+
+    def _fields(self, reasoning_ids: tuple[int, ...] | None = None, body_ids: tuple[int, ...] | None = None) -> dict:
+        if reasoning_ids is None:
+            reasoning_ids, body_ids = split_parts(self._ids, self._end_think, self._start)
+        kept = self._turn.kept
+        if kept is not None:
+            reasoning_ids = tuple(kept.reasoning_ids or ()) + reasoning_ids
+            body_ids = tuple(kept.body_ids or ()) + body_ids
+        return {
+            "text": self._text + self._new["text"], "thinking": self._thinking + self._new["thinking"],
+            "reasoning_ids": reasoning_ids, "body_ids": body_ids,
+        }  # fmt: skip
+
+    def _write_if_old(self) -> None:
+        if self._dirty_since is not None and time.monotonic() - self._dirty_since >= _CHECKPOINT_S:
+            self._writer.checkpoint()
+            self._dirty_since = None
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_CHECKPOINT_S / 4):
+            with self._lock:
+                if self._closed.is_set():
+                    return
+                try:
+                    self._write_if_old()
+                except StoreError as error:
+                    log.warning("the answer could not be checkpointed: %s", error)
+
+
+def first_line(text: str, cells: int = TITLE_CELLS) -> str:
+    """The title that a conversation gets from its first message: one line, cut at `cells` terminal cells."""
+    from unicodedata import combining, east_asian_width
+
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    used = 0
+    for i, char in enumerate(line):
+        used += 0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1
+        if used > cells:
+            return line[:i].rstrip() + "…"
+    return line

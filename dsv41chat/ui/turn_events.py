@@ -1,0 +1,224 @@
+"""What a turn is asked to do and what it reports. Plain data: no widgets, no MLX, no SQLite.
+
+A run yields, in this order: `Started`; `Saved` (the user's message, when it is new); `Loading`... and `Ready`; then the
+engine's `Residency`, `Prefill`, `Piece` and `DraftRound`; `Saved` (the answer, if a token was produced); and last exactly one
+of `Finished` or `Failed`. `Warned` may come anywhere after `Started`. A run that fails early skips what it did not reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dsv41chat.engine.events import DraftRound, Loading, Piece, Prefill, Residency, TableState
+
+__all__ = [
+    "EXIT_CODES", "LEAF", "BuildRef", "BuildView", "ConversationView", "DraftRound", "Failed", "Finished", "Loading", "Piece",
+    "Prefill", "Ready", "Residency", "Saved", "Started", "TableState", "TurnEvent", "TurnOptions", "TurnRequest", "Warned",
+    "exit_code", "merge_events",
+]  # fmt: skip
+
+LEAF = "leaf"  # TurnRequest.parent_id: attach to the conversation's last leaf (message ids are hex, so no id reads like this)
+
+EXIT_CODES: Mapping[str, int] = {
+    "usage": 2, "config": 3, "build_missing": 4, "build_incomplete": 4, "build_unsupported": 4, "build_damaged": 4,
+    "does_not_fit": 5, "out_of_memory": 5, "not_found": 6, "ambiguous": 6, "locked": 6, "context_full": 7, "store": 8,
+    "timeout": 124, "interrupted": 130, "device_lost": 1, "internal": 1,
+}  # fmt: skip
+
+
+def exit_code(code: str) -> int:
+    """The process exit code that belongs to an error code; 1 for one that is not listed."""
+    return EXIT_CODES.get(code, 1)
+
+
+@dataclass(frozen=True)
+class TurnOptions:
+    """How one answer is made. seed None: drawn at random and reported; max_tokens None: by effort (spec: app, section 10).
+
+    effort: off, low, high, max or an integer 1..100; draft: auto, off or a fixed depth; stop: strings that end the answer.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    effort: str | int = "high"
+    draft: str | int = "auto"
+    stop: tuple[str, ...] = ()
+    loop_stop: bool = True
+    keep_reasoning: bool = False
+    v4_effort: str = "auto"
+
+    @property
+    def thinking(self) -> bool:
+        return self.effort != "off"
+
+    def token_limit(self) -> int:
+        """max_tokens, or what stands for "auto": chat 8,192; thinking 65,536; effort max 131,072."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        if not self.thinking:
+            return 8192
+        return 131072 if self.effort in ("max", 100) else 65536
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """Exactly one of `text`, `regenerate` and `continue_from` is given.
+
+    conversation_id: None makes a new conversation, with `system` and `title` (default: the first line of the text).
+    text: a new user message under `parent_id` (LEAF, a message id, or None for a new first message). An edit of message m is
+    its new text under m.parent_id. regenerate: id of an answer, or of a user message: one more answer beside the others.
+    continue_from: id of an answer that was cut: a sibling that starts with all of its text.
+    build: a build argument (folder, name or prefix), None: the conversation's, the configured, the last used, the embedded.
+    """
+
+    conversation_id: str | None = None
+    text: str | None = None
+    parent_id: str | None = LEAF
+    regenerate: str | None = None
+    continue_from: str | None = None
+    system: str | None = None
+    title: str | None = None
+    build: str | None = None
+
+    def __post_init__(self):
+        if sum(x is not None for x in (self.text, self.regenerate, self.continue_from)) != 1:
+            raise ValueError("a turn needs exactly one of text, regenerate and continue_from")
+
+
+@dataclass(frozen=True)
+class BuildRef:
+    """A build that was found but not opened."""
+
+    name: str
+    folder: Path
+    embedded: bool = False
+    registered: bool = False
+
+
+@dataclass(frozen=True)
+class BuildView:
+    """A build whose headers were read. context: the pack's own maximum; drafter: its kind or None."""
+
+    name: str
+    folder: Path
+    family: str
+    fingerprint: str
+    embedded: bool = False
+    context: int | None = None
+    drafter: str | None = None
+    resident_bytes: int = 0
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, str]:
+        """The `build` field of scripts."""
+        return {"name": self.name, "family": self.family, "fingerprint": self.fingerprint}
+
+
+@dataclass(frozen=True)
+class ConversationView:
+    """A conversation as opened: the messages from the first to the shown leaf.
+
+    readonly: another live process holds it (`holder`: its pid); interrupted: answers that a process left unfinished when it
+    died, found when the store was opened.
+    """
+
+    conversation: Any
+    messages: tuple[Any, ...]
+    readonly: bool = False
+    holder: int | None = None
+    interrupted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    """build: None when it could not be found. params: what is known before loading; `Ready.params` is final."""
+
+    conversation_id: str
+    parent_id: str | None
+    build: BuildView | None
+    params: dict
+    device: str | None
+    mlx: str | None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine is loaded and the prompt is encoded. load_s: 0 when it was loaded already."""
+
+    build: BuildView
+    params: dict
+    device: str
+    mlx: str
+    load_s: float
+    prompt_tokens: int
+    context_limit: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A message row was committed; `message` is the store's record."""
+
+    message: Any
+
+
+@dataclass(frozen=True)
+class Warned:
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """finish: stop, length, stop_string, loop or cancelled. message: the stored answer; None if no token was produced.
+
+    text, thinking: what this turn added (a continuation's kept text is in `message` only). ids_hash: of all emitted ids.
+    """
+
+    conversation_id: str
+    finish: str
+    message: Any
+    text: str
+    thinking: str
+    ids: tuple[int, ...]
+    ids_hash: str
+    seed: int
+    usage: dict
+    timing: dict
+    draft: dict
+    residency: dict
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None."""
+
+    code: str
+    message: str
+    hint: str = ""
+    conversation_id: str | None = None
+    partial: dict | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return exit_code(self.code)
+
+
+TurnEvent = Started | Saved | Loading | Ready | Residency | Prefill | Piece | DraftRound | Warned | Finished | Failed
+
+
+def merge_events(a: Any, b: Any) -> Any:
+    """Join two neighbouring engine events: pieces of one channel, draft rounds (their counts add up). None: they stay apart."""
+    if isinstance(a, Piece) and isinstance(b, Piece) and a.channel == b.channel:
+        return replace(a, text=a.text + b.text, ids=a.ids + b.ids)
+    if isinstance(a, DraftRound) and isinstance(b, DraftRound):
+        return DraftRound(b.depth, a.proposed + b.proposed, a.accepted + b.accepted)
+    return None

@@ -1,0 +1,191 @@
+"""A scripted engine with the interface of dsv41chat.engine, for tests of the turn runner and of both front ends.
+
+Its tokenizer has the 256 bytes as ids 0..255 and the markers after them, so every text has ids and every answer is text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from dsv41chat.engine.events import Done, DraftRound, Loading, Piece, Prefill, Residency, TableState
+
+MARKERS = (
+    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>",
+    "｜DSML｜", "<｜latest_reminder｜>", "<｜deepseek_image｜>",
+)  # fmt: skip
+
+
+class FakeTokenizer:
+    sha256 = "fa" * 32
+    vocab_size = 256 + len(MARKERS)
+
+    def marker(self, spelling: str) -> int:
+        return 256 + MARKERS.index(spelling)
+
+    def find_marker(self, spelling: str) -> int | None:
+        return self.marker(spelling) if spelling in MARKERS else None
+
+    def is_added(self, id: int) -> bool:
+        return id >= 256
+
+    def encode_text(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, id: int) -> bytes:
+        return bytes([id]) if id < 256 else MARKERS[id - 256].encode()
+
+
+@dataclass
+class Script:
+    """What the fake says. answer: a text, or a function of (prompt ids, seed, temperature); thinking: shown first when the
+    prompt opens a thought; delay_s: pause per token; prefill_s: pause per prefill chunk; error: raised after `error_at` tokens;
+    finish: overrides the end; load_error: raised while loading; load_s: how long loading takes; ignore_cancel: never looks."""
+
+    answer: str | Callable[[tuple[int, ...], int, float], str] = "Hello from the fake engine."
+    thinking: str = ""
+    delay_s: float = 0.0
+    prefill_s: float = 0.0
+    error: Exception | None = None
+    error_at: int = 0
+    finish: str | None = None
+    load_error: Exception | None = None
+    load_s: float = 0.0
+    ignore_cancel: bool = False
+    context_limit: int = 8192
+    tokenizer: Any = field(default_factory=FakeTokenizer)
+
+
+class FakeEngine:
+    family = "v41"
+    fingerprint = "f" * 64
+    device = "cpu"
+    mlx_version = "0"
+    generation_defaults: dict = {}
+
+    def __init__(self, script: Script, name: str = "fake", context: int | None = None):
+        self.script = script
+        self.name = name
+        self.tokenizer = script.tokenizer
+        self.context_limit = min(context, script.context_limit) if context else script.context_limit
+        self.sessions: list[FakeSession] = []
+
+    def residency(self) -> Residency:
+        return Residency((TableState("layers.1.engram", "warm", 4, 4),))
+
+    def new_session(self) -> FakeSession:
+        session = FakeSession(self)
+        self.sessions.append(session)
+        return session
+
+
+class FakeSession:
+    def __init__(self, engine: FakeEngine):
+        self.engine = engine
+        self.lane: tuple[int, ...] = ()
+        self.calls: list[SimpleNamespace] = []  # one per generate: prompt, sampling, max_tokens, stop, draft, loop_stop
+
+    def generate(
+        self, prompt, sampling, *, max_tokens, stop=(), draft="auto", loop_stop=True, cancel=lambda: False
+    ) -> Iterator[Residency | Prefill | Piece | DraftRound | Done]:
+        script, tokenizer = self.engine.script, self.engine.tokenizer
+        self.calls.append(SimpleNamespace(prompt=prompt, sampling=sampling, max_tokens=max_tokens, stop=stop, draft=draft, loop_stop=loop_stop))
+        if script.ignore_cancel:
+            cancel = lambda: False
+        yield self.engine.residency()
+        cached = _common(self.lane, prompt.ids[:-1])
+        total = len(prompt.ids) - cached
+        finish = None
+        for done in range(min(64, total), total + 64, 64):
+            if cancel():
+                finish = "cancelled"
+                break
+            time.sleep(script.prefill_s)
+            yield Prefill(cached, min(done, total), total, 1000.0)
+        began = time.monotonic()
+        answer = script.answer if isinstance(script.answer, str) else script.answer(prompt.ids, sampling.seed, sampling.temperature)
+        reasoning = prompt.start.startswith("reasoning")
+        eos, end_think = tokenizer.marker(MARKERS[1]), tokenizer.marker("</think>")
+        script_ids = ([*script.thinking.encode(), end_think] if reasoning else []) + [*answer.encode(), eos]
+        ids: list[int] = []
+        raw = {"thinking": b"", "answer": b""}
+        shown = {"thinking": "", "answer": ""}
+        channel = "thinking" if reasoning else "answer"
+        for id in script_ids:
+            if finish is None and cancel():
+                finish = "cancelled"
+            if finish is None and script.error is not None and len(ids) >= script.error_at:
+                raise script.error
+            if finish is None and len(ids) >= max_tokens:
+                finish = "length"
+            if finish is not None:
+                break
+            time.sleep(script.delay_s)
+            ids.append(id)
+            if id == eos:
+                finish = script.finish or "stop"
+                yield Piece(channel, "", (id,))
+                break
+            if id == end_think:
+                channel = "answer"
+                yield Piece(channel, "", (id,))
+                continue
+            raw[channel] += bytes([id])
+            full = raw[channel].decode("utf-8", "ignore")
+            text, shown[channel] = full[len(shown[channel]) :], full
+            if channel == "answer" and (hit := next((s for s in stop if s in full), None)):
+                shown[channel] = full[: full.index(hit)]
+                finish = "stop_string"
+                yield Piece(channel, "", (id,))
+                break
+            yield Piece(channel, text, (id,))
+            yield DraftRound(0, 0, 0)
+        self.lane = tuple(prompt.ids) + tuple(ids[:-1])
+        n_thinking = ids.index(end_think) + 1 if reasoning and end_think in ids else len(ids) if reasoning else 0
+        body = [i for i in ids[n_thinking:] if i != eos]
+        seconds = max(time.monotonic() - began, 1e-9)
+        yield Done(
+            finish or "stop", tuple(ids), tuple(i for i in ids[:n_thinking] if i != end_think), tuple(body), shown["thinking"], shown["answer"],
+            usage={
+                "prompt_tokens": len(prompt.ids), "cached_tokens": cached, "prefilled_tokens": total, "thinking_tokens": n_thinking,
+                "answer_tokens": len(ids) - n_thinking, "completion_tokens": len(ids), "context_used": len(prompt.ids) + len(ids),
+                "context_limit": self.engine.context_limit,
+            },
+            timing={"prefill_s": 0.0, "first_token_s": 0.0, "decode_s": seconds, "prefill_tok_s": 0.0, "decode_tok_s": len(ids) / seconds},
+            draft={"mode": str(draft), "rounds": len(ids), "proposed": 0, "accepted": 0, "by_depth": []},
+            residency={"cold_rows": 0, "warm_rows": 0, "bytes_read": 0},
+        )  # fmt: skip
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n
+
+
+def fake_host(script: Script | None = None, folder: Path | None = None) -> dict[str, Any]:
+    """Keyword arguments for EngineHost: a fake pack at `folder` (need not exist) that plays `script`."""
+    script = script or Script()
+    folder = folder or Path("fake-pack")
+
+    def opener(path, *, context=None, progress=None, cancel=None, **_):
+        for done in (1, 2):
+            if progress:
+                progress(Loading("weights", done, 2, "bytes"))
+            time.sleep(script.load_s / 2)
+        if script.load_error is not None:
+            raise script.load_error
+        return FakeEngine(script, Path(path).name, context)
+
+    def prober(path):
+        return SimpleNamespace(
+            name=Path(path).name, family="v41", fingerprint="f" * 64, bytes=1000, resident_bytes=1000, table_bytes=0,
+            context=script.context_limit, drafter=None, has_tokenizer=True, settings={},
+        )  # fmt: skip
+
+    return {"opener": opener, "prober": prober, "embedded": lambda: folder, "backend": lambda: ("cpu", "0")}
