@@ -187,7 +187,8 @@ class _Turn:
         r = self.request
         if r.conversation_id is None:
             title = r.title or first_line(r.text or "")
-            self.conversation = self.store.new_conversation(title, {"system": r.system} if r.system else {})
+            system = self.c.settings.chat.system if r.system is None else r.system
+            self.conversation = self.store.new_conversation(title, {"system": system} if system else {})
         else:
             self.conversation = self.store.conversation(r.conversation_id)
         self.store.lock(self.conversation.id)
@@ -254,7 +255,7 @@ class _Turn:
         if engine.tokenizer is None:
             raise PackIncomplete(f"{build.name} has no tokenizer.json, so it cannot chat.", hint=f"dsv41chat models verify {build.name}")
         path = list(self.store.path_to((self.kept or self.parent).id))
-        system = (self.conversation.settings or {}).get("system") or self.c.settings.system_default(self.conversation)
+        system = (self.conversation.settings or {}).get("system")
         messages = chat_messages(system, path, engine.tokenizer.sha256, continued=self.kept is not None)
         prompt = self.host.encode(messages, options)
         if len(prompt.ids) >= engine.context_limit:

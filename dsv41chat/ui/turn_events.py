@@ -15,7 +15,7 @@ from typing import Any
 from dsv41chat.engine.events import DraftRound, Loading, Piece, Prefill, Residency, TableState
 
 __all__ = [
-    "EXIT_CODES", "LEAF", "BuildRef", "BuildView", "ConversationView", "DraftRound", "Failed", "Finished", "Loading", "Piece",
+    "EXIT_CODES", "LEAF", "AppStart", "BuildRef", "BuildView", "ConversationView", "DraftRound", "Failed", "Finished", "Loading", "Piece",
     "Prefill", "Ready", "Residency", "Saved", "Started", "TableState", "TurnEvent", "TurnOptions", "TurnRequest", "Warned",
     "exit_code", "merge_events",
 ]  # fmt: skip
@@ -92,6 +92,32 @@ class TurnRequest:
     def __post_init__(self):
         if sum(x is not None for x in (self.text, self.regenerate, self.continue_from)) != 1:
             raise ValueError("a turn needs exactly one of text, regenerate and continue_from")
+
+
+@dataclass(frozen=True)
+class AppStart:
+    """What the command line asks of the full screen: `ui.app.run_app(controller, AppStart(...)) -> exit code`.
+
+    view: the conversation to open, None for a new one. prompt: put into the composer; attachments: (name, text) of files and
+    of piped input. build, system: for the first turn's TurnRequest. notices: sentences to show at start (interrupted answers,
+    settings warnings, no conversation to continue). backend_missing: the one line to show when nothing can be loaded.
+    theme, mouse: None leaves the setting. program: the name under which the program was called.
+    """
+
+    view: ConversationView | None = None
+    prompt: str = ""
+    attachments: tuple[tuple[str, str], ...] = ()
+    build: str | None = None
+    system: str | None = None
+    title: str | None = None
+    notices: tuple[str, ...] = ()
+    backend_missing: str | None = None
+    pick: bool = False
+    readonly: bool = False
+    theme: str | None = None
+    mouse: bool | None = None
+    save: bool = True
+    program: str = "dsv41chat"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,456 @@
+"""Settings: every value with where it came from. The only module that reads the environment.
+
+    built-in default < the pack's generation_config.json < config file < environment < the conversation's own < command line
+
+`load_settings` merges what is known at start into one frozen `Settings`. What depends on a conversation or on a build (the
+second and the fifth layer) is added by `Settings.turn_options`. The table `KEYS` is the single list of what can be set: the
+file, the environment, `config show|init|set` and the settings screen are all read from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsv41chat.ui.turn_events import BuildView, TurnOptions
+
+APP = "dsv41chat"
+PREFIX = "DSV41CHAT_"
+EFFORTS = ("off", "low", "high", "max")
+
+
+class ConfigError(Exception):
+    """A value in the config file or the environment that cannot be used. Exit code 3."""
+
+    code = "config"
+
+    def __init__(self, message: str, hint: str = "dsv41chat config path"):
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting. kind: str, bool, int, float, list, size or dir; choices: the only texts allowed; auto: "auto" is allowed too.
+
+    low, high: inclusive bounds of a number; positive: above `low`, not at it. inert: this version reads it and does nothing.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    doc: str
+    choices: tuple[str, ...] = ()
+    auto: bool = False
+    low: float | None = None
+    high: float | None = None
+    positive: bool = False
+    inert: bool = False
+
+    @property
+    def section(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def field(self) -> str:
+        return self.name.partition(".")[2]
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of this key."""
+        return PREFIX + self.name.replace(".", "_").upper()
+
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        words = {
+            "str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list of texts",
+            "size": 'a size such as "8 GB"', "dir": "a folder",
+        }  # fmt: skip
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        text = words[self.kind]
+        if self.low is not None and self.high is not None:
+            text += f" {'above' if self.positive else 'from'} {self.low:g} to {self.high:g}"
+        elif self.low is not None:
+            text += f" {'above' if self.positive else 'of at least'} {self.low:g}"
+        return text + (' or "auto"' if self.auto else "")
+
+
+def _key(name: str, default: Any, doc: str, kind: str | None = None, **options: Any) -> Key:
+    kind = kind or {bool: "bool", int: "int", float: "float", list: "list", tuple: "list"}.get(type(default), "str")
+    return Key(name, kind, default, doc, **options)
+
+
+_TABLE = (
+    _key("chat.system", "", "system prompt of new conversations"),
+    _key("chat.effort", "high", "thinking effort of new conversations", choices=EFFORTS),
+    _key("chat.keep_reasoning", False, "show the model its earlier thoughts in later turns"),
+    _key("chat.v4_effort", "auto", "which effort texts a V4 build gets", choices=("auto", "official", "preview")),
+    _key("chat.temperature", 1.0, "0 = greedy", low=0),
+    _key("chat.top_k", 0, "sample from the k likeliest tokens; 0 = all", low=0),
+    _key("chat.top_p", 1.0, "sample from the likeliest tokens that hold this probability", low=0, high=1, positive=True),
+    _key("chat.min_p", 0.0, "drop tokens below this share of the likeliest one", low=0, high=1),
+    _key("chat.presence_penalty", 0.0, "taken from the logit of every token that was generated already", low=-100, high=100),
+    _key("chat.frequency_penalty", 0.0, "the same, times how often it was generated", low=-100, high=100),
+    _key("chat.max_tokens", "auto", "limit of thinking and answer; auto: 8,192, thinking 65,536, effort max 131,072", "int", auto=True, low=1),
+    _key("chat.loop_stop", True, "end an answer that repeats itself"),
+    _key("chat.keep_deleted_days", 30, "deleted conversations can be restored so long", low=0),
+    _key("engine.model", "", "build to use; empty: the last used one, else the embedded one"),
+    _key("engine.model_dirs", (), "every sub-folder with a config.json is listed as a build"),
+    _key("engine.context", "auto", "tokens of context; auto: the largest that memory admits", "int", auto=True, low=1),
+    _key("engine.draft", "auto", "drafting: auto, off or a fixed depth", "draft"),
+    _key("engine.exact", "on", "on: routes that repeat a run bit for bit", choices=("on", "fast"), inert=True),
+    _key("engine.engram", "auto", "where the tables live", choices=("auto", "resident", "stream"), inert=True),
+    _key("engine.cache_quant", True, "round cache and index rows as the V4.1 release does"),
+    _key("engine.linear_input_fp8", False, "round the inputs of linear layers as the release does"),
+    _key("engine.qat_sim", False, "simulate the V4 release's rounding", inert=True),
+    _key("engine.memory_margin", "auto", "memory kept free beside a build", "size", auto=True, inert=True),
+    _key("engram.path", "auto", "how table rows are read", choices=("auto", "mapped", "positional"), inert=True),
+    _key("cache.enabled", True, "keep computed states of conversations", inert=True),
+    _key("cache.dir", "", "folder of computed states; empty: the user cache folder", "dir"),
+    _key("cache.budget", "auto", "bytes that stored states may take; 0 = off", "size", auto=True, inert=True),
+    _key("cache.strict", False, "check a stored state completely before it is used", inert=True),
+    _key("cache.min_tokens", "auto", "shortest state that is stored", "int", auto=True, low=1, inert=True),
+    _key("ui.theme", "auto", "auto, dark, light, high-contrast, ansi or a Textual theme"),
+    _key("ui.mouse", True, "false: the terminal keeps its own selection"),
+    _key("ui.sidebar", "auto", "conversation list at the left", choices=("auto", "show", "hide")),
+    _key("ui.thinking", "fold", "how thinking is shown", choices=("fold", "show", "hide")),
+    _key("ui.math", "unicode", "how formulas are shown", choices=("unicode", "source")),
+    _key("ui.wrap_code", False, "wrap long lines of code"),
+    _key("ui.confirm_quit", True, "ask before quitting while an answer runs"),
+    _key("ui.reduced_motion", False, "no spinner, no smooth scroll"),
+    _key("ui.burst_paste", True, "treat bursts of keys as a paste"),
+    _key("log.level", "info", "how much is logged", choices=("error", "warning", "info", "debug")),
+    _key("log.content", False, "with level debug: message text may be logged"),
+)  # fmt: skip
+KEYS: Mapping[str, Key] = MappingProxyType({key.name: key for key in _TABLE})
+SECTIONS = (*dict.fromkeys(key.section for key in _TABLE), "keys")
+
+# Keys of a turn, by their place in the table; what a conversation or a pack may set is among them.
+TURN_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        name: f"chat.{name}"
+        for name in (
+            "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "max_tokens", "effort", "loop_stop",
+            "keep_reasoning", "v4_effort",
+        )
+    }
+    | {"draft": "engine.draft"}
+)  # fmt: skip
+CONVERSATION_KEYS = (
+    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "effort", "draft",
+)  # fmt: skip
+
+
+def _section_class(section: str) -> type:
+    keys = [key for key in _TABLE if key.section == section]
+    return make_dataclass(section.title() + "Settings", [(key.field, Any, key.default) for key in keys], frozen=True)
+
+
+_CLASSES = {section: _section_class(section) for section in SECTIONS if section != "keys"}
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where the program keeps its files. config: the TOML file (may not exist); the others are folders, made on first use."""
+
+    config: Path
+    data: Path
+    cache: Path
+    state: Path
+    log: Path
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the terminal and the user's shell say. interactive programs as words, None when unset."""
+
+    no_color: bool = False
+    term: str = ""
+    visual: str | None = None
+    editor: str | None = None
+    pager: str | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One attribute per section of the config file, each a frozen record of its keys: `settings.chat.effort`.
+
+    keys: the user's keymap. turn: what the command line fixes for every turn (names of TurnOptions). layers: the values of
+    the file, the environment and the command line apart, by origin and key. warnings: sentences to show once.
+    """
+
+    chat: Any
+    engine: Any
+    engram: Any
+    cache: Any
+    ui: Any
+    log: Any
+    keys: Mapping[str, str]
+    paths: Paths
+    environment: Environment = Environment()
+    turn: Mapping[str, Any] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def get(self, name: str) -> Any:
+        """The value of a key of the table, such as "chat.effort"."""
+        key = KEYS[name]
+        return getattr(getattr(self, key.section), key.field)
+
+    def origin(self, name: str) -> str:
+        """default, file, env or flag."""
+        return next((origin for origin in ("flag", "env", "file") if name in self.layers.get(origin, {})), "default")
+
+    def turn_options(self, conversation: Any = None, build: BuildView | None = None) -> TurnOptions:
+        """The options of a turn, from all six layers.
+
+        conversation: a store record; its settings hold its own values and, under "origin", the defaults of the build that it
+        was created on, which count only while that build answers. None: a new conversation on `build`.
+        """
+        from dsv41chat.ui.turn_events import TurnOptions
+
+        values = {name: KEYS[key].default for name, key in TURN_KEYS.items()}
+        own = dict(conversation.settings or {}) if conversation is not None else {}
+        origin = own.get("origin") or ({"name": build.name, "defaults": dict(build.defaults)} if build is not None else {})
+        if origin and (build is None or build.name == origin.get("name")):
+            values |= _checked(origin.get("defaults") or {})
+        for layer in ("file", "env"):
+            values |= {name: self.layers[layer][key] for name, key in TURN_KEYS.items() if key in self.layers.get(layer, {})}
+        values |= {name: own[name] for name in CONVERSATION_KEYS if own.get(name) is not None}
+        values |= {name: self.layers["flag"][key] for name, key in TURN_KEYS.items() if key in self.layers.get("flag", {})}
+        values |= self.turn
+        if values["max_tokens"] == "auto":
+            values["max_tokens"] = None
+        names = {f.name for f in fields(TurnOptions)}
+        return TurnOptions(**{name: value for name, value in values.items() if name in names})
+
+
+def _checked(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The pack defaults that are usable; a pack with a strange value must not keep the program from starting."""
+    values = {}
+    for name, value in defaults.items():
+        try:
+            values[name] = coerce(KEYS[TURN_KEYS[name]], value)
+        except (KeyError, ValueError):
+            continue
+    return values
+
+
+# values ------------------------------------------------------------------------------------------------------------------
+
+
+def coerce(key: Key, value: Any) -> Any:
+    """`value` (as TOML gives it) as the type of `key`. Raises ValueError that says what is expected."""
+    kind = key.kind
+    if key.auto and value == "auto":
+        return "auto"
+    if kind == "draft":
+        if value in ("auto", "off") or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 64):
+            return value
+        raise ValueError("auto, off or a depth from 0 to 64")
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if kind == "int" and isinstance(value, int) and not isinstance(value, bool) and _inside(key, value):
+        return value
+    if kind == "float" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and _inside(key, value):
+        return float(value)
+    if kind in ("str", "dir") and isinstance(value, str) and (not key.choices or value in key.choices):
+        return value
+    if kind == "list" and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if kind == "size" and (isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)):
+        return value if isinstance(value, int) else parse_size(value)
+    raise ValueError(key.expected())
+
+
+def _inside(key: Key, value: float) -> bool:
+    if key.low is not None and (value < key.low or (key.positive and value == key.low)):
+        return False
+    return key.high is None or value <= key.high
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512 MB", "8GiB", "1073741824". K, M, G, T are powers of 1,000; with "i" of 1,024. Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ValueError('a size such as "8 GB"')
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** (" KMGT".index(unit.upper()) if unit else 0))
+
+
+def parse_text(key: Key, text: str) -> Any:
+    """A value written as plain text (environment, `config set`) as the type of `key`. Raises ValueError."""
+    kind = key.kind
+    if kind == "bool":
+        if text.lower() in ("1", "true"):
+            return True
+        if text.lower() in ("0", "false"):
+            return False
+        raise ValueError("1, 0, true or false")
+    if kind == "list":
+        return tuple(part for part in text.split(os.pathsep) if part)
+    if kind in ("int", "float", "draft") and text not in ("auto", "off"):
+        try:
+            return coerce(key, float(text) if kind == "float" else int(text))
+        except ValueError:
+            raise ValueError(key.expected() if kind != "draft" else "auto, off or a depth from 0 to 64") from None
+    return coerce(key, text)
+
+
+def near(word: str, known: Any) -> str:
+    """" (did you mean a, b?)" or nothing."""
+    matches = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(matches)}?)" if matches else ""
+
+
+# layers ------------------------------------------------------------------------------------------------------------------
+
+
+def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """(values by key, keymap, warnings) of a config file's text. Raises ConfigError with the key and the line."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    values: dict[str, Any] = {}
+    keymap: dict[str, str] = {}
+    warnings: list[str] = []
+    for section, table in data.items():
+        if section not in SECTIONS:
+            warnings.append(f"{path}: unknown section [{section}]{near(section, SECTIONS)}.")
+            continue
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}{_at(text, '', section)}: {section} must be a section.")
+        for name, value in table.items():
+            full = f"{section}.{name}"
+            if section == "keys":
+                if not isinstance(value, str):
+                    raise ConfigError(f'{path}{_at(text, section, name)}: keys."{name}" must be a text, not {_shown(value)}.')
+                keymap[name] = value
+            elif full not in KEYS:
+                warnings.append(f"{path}{_at(text, section, name)}: unknown key {full}{near(full, KEYS)}.")
+            else:
+                try:
+                    values[full] = coerce(KEYS[full], value)
+                except ValueError as error:
+                    raise ConfigError(f"{path}{_at(text, section, name)}: {full} must be {error}, not {_shown(value)}.") from None
+    return values, keymap, warnings
+
+
+def _shown(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _at(text: str, section: str, name: str) -> str:
+    """", line 12" of a key in a TOML text; nothing if it stands in a form that is not looked for."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[\s*([A-Za-z0-9_.-]+)\s*\]", line)
+        if header:
+            current = header[1]
+            continue
+        match = re.match(r"""\s*["']?([A-Za-z0-9_.-]+?)["']?\s*=""", line)
+        if match and (match[1] == name if current == section else not current and match[1] == f"{section}.{name}"):
+            return f", line {number}"
+    return ""
+
+
+def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """(values by key, warnings) of the DSV41CHAT_* variables. Raises ConfigError."""
+    variables = {key.variable: key for key in _TABLE}
+    values: dict[str, Any] = {}
+    warnings: list[str] = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in (PREFIX + "CONFIG", PREFIX + "DATA_DIR"):
+            continue
+        key = variables.get(name)
+        if key is None:
+            warnings.append(f"unknown environment variable {name}{near(name, variables)}.")
+            continue
+        try:
+            values[key.name] = parse_text(key, environ[name])
+        except ValueError as error:
+            raise ConfigError(f"{name} must be {error}, not {environ[name]!r}.", hint="dsv41chat config show --origin") from None
+    return values, warnings
+
+
+def load_settings(
+    *,
+    config: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    turn: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Merge defaults, config file, environment and command line.
+
+    config, data_dir, flags (values by key, already typed), turn (TurnOptions names): from the command line.
+    environ: for tests; the process environment otherwise. Raises ConfigError.
+    """
+    environ = os.environ if environ is None else environ
+    named = config or environ.get(PREFIX + "CONFIG") or None
+    path = Path(named).expanduser() if named else _user_folders()["config"] / "config.toml"
+    warnings: list[str] = []
+    file_values: dict[str, Any] = {}
+    keymap: dict[str, str] = {}
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        if named:
+            raise ConfigError(f"{path}: there is no such config file.", hint="dsv41chat config init") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    else:
+        file_values, keymap, warnings = read_config(text, path)
+    env_values, env_warnings = read_environment(environ)
+    layers = {"file": file_values, "env": env_values, "flag": dict(flags or {})}
+    merged = {key.name: key.default for key in _TABLE} | file_values | env_values | layers["flag"]
+    warnings += env_warnings
+    idle = [name for name in sorted({**file_values, **env_values}) if KEYS[name].inert and merged[name] != KEYS[name].default]
+    warnings += [f"{name} has no effect in this version." for name in idle]
+    sections = {
+        section: cls(**{key.field: merged[key.name] for key in _TABLE if key.section == section}) for section, cls in _CLASSES.items()
+    }
+    return Settings(
+        **sections,
+        keys=MappingProxyType(keymap),
+        paths=_paths(path, data_dir or environ.get(PREFIX + "DATA_DIR") or None, merged["cache.dir"]),
+        environment=Environment(
+            no_color=bool(environ.get("NO_COLOR")), term=environ.get("TERM", ""), visual=environ.get("VISUAL") or None,
+            editor=environ.get("EDITOR") or None, pager=environ.get("PAGER") or None,
+        ),
+        turn=MappingProxyType(dict(turn or {})),
+        layers=MappingProxyType({name: MappingProxyType(layer) for name, layer in layers.items()}),
+        warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+def _user_folders() -> dict[str, Path]:
+    import platformdirs
+
+    dirs = platformdirs.PlatformDirs(APP, appauthor=False)
+    return {
+        "config": dirs.user_config_path, "data": dirs.user_data_path, "cache": dirs.user_cache_path, "state": dirs.user_state_path,
+        "log": dirs.user_log_path,
+    }  # fmt: skip
+
+
+def _paths(config: Path, data_dir: str | Path | None, cache_dir: str) -> Paths:
+    if data_dir:
+        data = Path(data_dir).expanduser().absolute()
+        folders = {"data": data, "cache": data / "cache", "state": data / "state", "log": data / "log"}
+    else:
+        folders = {name: path for name, path in _user_folders().items() if name != "config"}
+    if cache_dir:
+        folders["cache"] = Path(cache_dir).expanduser().absolute()
+    return Paths(config=config, **folders)
