@@ -1,0 +1,139 @@
+"""`Lane`: one timeline. Its ids and, per layer, the rows that later tokens can see.
+
+Every buffer is a function position -> row. A ring holds position p at slot p % rows; an append-only buffer holds group g at row g.
+What a query may see follows from its own position, so rolling back is setting one integer: rows at and beyond `n` are garbage that
+no query reaches before it is rewritten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.errors import SnapshotMismatch
+
+
+@dataclass(frozen=True)
+class RingSpec:
+    """A ring of `rows` slots (a power of two). A later row at position n can see positions n - lookback(n) .. n - 1."""
+
+    name: str
+    rows: int
+    tail: tuple[int, ...]
+    dtype: mx.Dtype
+    window: int = 0
+    group: int = 0
+    overlap: int = 0
+
+    def visible(self, n: int) -> range:
+        """window > 0: that many rows; group > 0: the open group at n and `overlap` rows before it."""
+        start = n - self.window if self.window else n - n % self.group - self.overlap
+        return range(max(0, start), n)
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """An append-only buffer with one row per full group of `ratio` tokens; grows by `block` rows."""
+
+    name: str
+    ratio: int
+    tail: tuple[int, ...]
+    dtype: mx.Dtype
+    block: int
+
+
+class Lane:
+    """ids: the committed token ids, plus those of an open trial beyond `n`. high: the highest position ever written (ruling 1 of
+    the specification): rows before `high - roll` may be overwritten, so a trim below that is refused."""
+
+    def __init__(self, specs: tuple[RingSpec | PoolSpec, ...], roll: int):
+        self.specs = {s.name: s for s in specs}
+        self.roll = roll
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to an empty timeline; the buffers start small again."""
+        self.ids: list[int] = []
+        self.n = self.high = 0
+        self.buffers = {
+            s.name: mx.zeros((s.rows if isinstance(s, RingSpec) else s.block, *s.tail), dtype=s.dtype) for s in self.specs.values()
+        }
+
+    def arrays(self) -> list[mx.array]:
+        return list(self.buffers.values())
+
+    def write(self, name: str, slots: mx.array, rows: mx.array) -> None:
+        """Put rows [k, ...] at ring slots [k]; slots are distinct."""
+        self.buffers[name][slots] = rows
+
+    def append(self, name: str, first: int, rows: mx.array) -> None:
+        """Put rows at pool rows first, first + 1, ... and grow the buffer when they do not fit."""
+        buf, last, block = self.buffers[name], first + rows.shape[0], self.specs[name].block
+        if last > buf.shape[0]:
+            more = -(-(last - buf.shape[0]) // block) * block
+            buf = self.buffers[name] = mx.concatenate([buf, mx.zeros((more, *buf.shape[1:]), dtype=buf.dtype)])
+        buf[first:last] = rows
+
+    def hold_rings(self) -> dict[str, mx.array]:
+        """The rings as they are now, for `restore_rings`. Holding them makes the next write copy each ring once."""
+        return {name: self.buffers[name][:] for name, s in self.specs.items() if isinstance(s, RingSpec)}
+
+    def restore_rings(self, held: dict[str, mx.array]) -> None:
+        self.buffers.update(held)
+
+    def truncate(self, n: int) -> bool:
+        """Go back to n <= self.n. False, and nothing changes, when the rings no longer hold what position n needs."""
+        if not 0 <= n <= self.n or (n < self.high - self.roll and n > 0):
+            return False
+        if n == 0:
+            self.reset()
+        self.n = n
+        del self.ids[n:]
+        return True
+
+    def common_prefix(self, ids: tuple[int, ...] | list[int]) -> int:
+        """How many leading ids this lane shares with `ids`."""
+        limit = min(self.n, len(ids))
+        mine, theirs = np.asarray(self.ids[:limit]), np.asarray(ids[:limit])
+        differ = np.flatnonzero(mine != theirs)
+        return int(differ[0]) if len(differ) else limit
+
+    def state(self) -> dict[str, np.ndarray | mx.array]:
+        """Copies of what a saved conversation needs: `ids` int32 [n], and per buffer the rows below n that a later row can see,
+        oldest first. Buffers without such rows are left out."""
+        out: dict[str, np.ndarray | mx.array] = {"ids": np.array(self.ids[: self.n], np.int32)}
+        for name, spec in self.specs.items():
+            rows = self._saved_rows(spec)
+            if len(rows):
+                out[name] = self.buffers[name][mx.array(rows)]
+        mx.eval([v for v in out.values() if isinstance(v, mx.array)])
+        return out
+
+    def load(self, state: dict[str, np.ndarray | mx.array]) -> None:
+        """Inverse of `state`, into any lane of the same specs. What lies before the saved rows is gone, so nothing below n can be
+        trimmed afterwards. Raises SnapshotMismatch, and leaves an empty lane, when the arrays do not fit."""
+        self.reset()
+        ids = [int(i) for i in np.asarray(state["ids"])]
+        self.n = len(ids)
+        for name, spec in self.specs.items():
+            rows, saved = self._saved_rows(spec), state.get(name)
+            found = None if saved is None else (saved.shape, saved.dtype)
+            if len(rows) and found != ((len(rows), *spec.tail), spec.dtype):
+                self.reset()
+                raise SnapshotMismatch(f"stored state: {name} is {found}, this pack needs {(len(rows), *spec.tail)} {spec.dtype}")
+            if not len(rows):
+                continue
+            if isinstance(spec, RingSpec):
+                self.write(name, mx.array(rows), saved)
+            else:
+                self.append(name, 0, saved)
+        self.ids, self.high = ids, self.n + self.roll
+        mx.eval(self.arrays())
+
+    def _saved_rows(self, spec: RingSpec | PoolSpec) -> np.ndarray:
+        if isinstance(spec, RingSpec):
+            visible = spec.visible(self.n)
+            return np.arange(visible.start, visible.stop, dtype=np.int32) % spec.rows
+        return np.arange(self.n // spec.ratio, dtype=np.int32)

@@ -1,0 +1,111 @@
+"""The attention half of a V4.1 layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from dsv41chat.engine.config import V41Config
+from dsv41chat.engine.lane import Lane
+from dsv41chat.engine.nn.compressor import Compressor
+from dsv41chat.engine.nn.indexer import Indexer
+from dsv41chat.engine.nn.linear import GroupedLinear, Linear, QuantizedLinear
+from dsv41chat.engine.ops.attend import attend_rows
+from dsv41chat.engine.ops.fakequant import fp8_ue8m0
+from dsv41chat.engine.ops.norm import rms
+from dsv41chat.engine.ops.rope import rotate
+from dsv41chat.engine.pack.source import WeightSource
+from dsv41chat.engine.plan import LayerPlan
+from dsv41chat.engine.rows import Rows
+
+
+@dataclass
+class AttentionWeights:
+    """The projections that trunk layers and draft stages share."""
+
+    wq_a: Linear | QuantizedLinear
+    q_norm: mx.array
+    wq_b: Linear | QuantizedLinear
+    wkv: Linear | QuantizedLinear
+    kv_norm: mx.array
+    wo_a: GroupedLinear
+    wo_b: Linear | QuantizedLinear
+    sink: mx.array
+    heads: int
+    head_dim: int
+    eps: float
+
+    @classmethod
+    def load(cls, c: V41Config, source: WeightSource, prefix: str) -> AttentionWeights:
+        linear, f32 = (lambda n: source.linear(f"{prefix}.{n}.weight")), (lambda n: source.float32(f"{prefix}.{n}"))
+        return cls(
+            linear("wq_a"),
+            f32("q_norm.weight"),
+            linear("wq_b"),
+            linear("wkv"),
+            f32("kv_norm.weight"),
+            source.grouped(f"{prefix}.wo_a.weight", c.o_groups),
+            linear("wo_b"),
+            f32("attn_sink"),
+            c.num_attention_heads,
+            c.head_dim,
+            c.rms_norm_eps,
+        )
+
+    def query(self, x: mx.array, table) -> tuple[mx.array, mx.array]:
+        """x [n, D] -> (low-rank query [n, q_rank], rotated heads [n, H, C]); no norm per head."""
+        qr = rms(self.wq_a(x), self.q_norm, self.eps)
+        return qr, rotate(self.wq_b(qr).reshape(x.shape[0], self.heads, self.head_dim), table)
+
+    def latent(self, x: mx.array, table, cache_quant: bool) -> mx.array:
+        """x [n, D] -> the rows' own key-and-value vectors [n, C], rotated, rounded over all channels."""
+        kv = rotate(rms(self.wkv(x), self.kv_norm, self.eps), table)
+        return fp8_ue8m0(kv) if cache_quant else kv
+
+    def output(self, o: mx.array, table, dtype: mx.Dtype) -> mx.array:
+        """o float32 [n, H, C] -> [n, D]: rotate back at the query's position, then the grouped output projection."""
+        o = rotate(o, table, inverse=True).astype(dtype)
+        return self.wo_b(self.wo_a(o.reshape(o.shape[0], -1)))
+
+
+@dataclass
+class Attention:
+    """Window rows of this layer and, with a compress ratio, the picked entries of the owner layer. Duplicates are allowed."""
+
+    layer: LayerPlan
+    weights: AttentionWeights
+    compressor: Compressor | None
+    indexer: Indexer | None
+    cache_quant: bool
+    dtype: mx.Dtype
+
+    @classmethod
+    def load(cls, c: V41Config, source: WeightSource, layer: LayerPlan, cache_quant: bool) -> Attention:
+        compressor = Compressor.load(c, source, layer, cache_quant) if layer.owns_pool else None
+        indexer = Indexer.load(c, source, layer, cache_quant) if layer.scores else None
+        weights = AttentionWeights.load(c, source, f"layers.{layer.index}.attn")
+        return cls(layer, weights, compressor, indexer, cache_quant, source.dtype)
+
+    def __call__(self, lane: Lane, rows: Rows, x: mx.array) -> mx.array:
+        """x [n, D] -> [n, D]. An owner appends before it scores and attends, so a row that closes a group sees that group."""
+        table = rows.tables[self.layer.rope]
+        qr, q = self.weights.query(x, table)
+        kv = self.weights.latent(x, table, self.cache_quant)
+        if self.compressor is not None:
+            self.compressor(lane, rows, x)
+        if self.indexer is not None:
+            self.indexer(lane, rows, x, qr)
+        return self.weights.output(self._attend(lane, rows, q, kv), table, self.dtype)
+
+    def _attend(self, lane: Lane, rows: Rows, q: mx.array, kv: mx.array) -> mx.array:
+        name, out = f"window.{self.layer.index}", []
+        for part, write, slots, present in rows.blocks:
+            lane.write(name, write, kv[part])
+            keys = lane.buffers[name][slots]
+            if self.layer.ratio:
+                index, picked = rows.picked
+                keys = mx.concatenate([keys, lane.buffers[f"pool.{self.layer.kv_source}"][index[part]]], axis=1)
+                present = mx.concatenate([present, picked[part]], axis=1)
+            out.append(attend_rows(q[part], keys, present, self.weights.sink, self.weights.head_dim**-0.5))
+        return mx.concatenate(out) if len(out) > 1 else out[0]

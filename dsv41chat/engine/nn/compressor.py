@@ -1,0 +1,85 @@
+"""Owners of compressed entries: rows in, entries and index keys appended to the lane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.config import V41Config
+from dsv41chat.engine.lane import Lane
+from dsv41chat.engine.nn.linear import Linear
+from dsv41chat.engine.ops.fakequant import fp4_e4m3, fp4_ue8m0
+from dsv41chat.engine.ops.norm import rms
+from dsv41chat.engine.ops.pool import pool_groups
+from dsv41chat.engine.ops.rope import rope_table, rotate
+from dsv41chat.engine.pack.source import WeightSource
+from dsv41chat.engine.plan import LayerPlan
+from dsv41chat.engine.rows import Rows
+
+
+@dataclass
+class Compressor:
+    """ratio 1: a plain projection in the model dtype. ratio > 1: value and gate rows in float32, pooled per group."""
+
+    layer: LayerPlan
+    wkv: Linear
+    wgate: Linear | None
+    norm: mx.array
+    index_key: Linear
+    index_norm: mx.array
+    eps: float
+    cache_quant: bool
+    dtype: mx.Dtype
+
+    @classmethod
+    def load(cls, c: V41Config, source: WeightSource, layer: LayerPlan, cache_quant: bool) -> Compressor:
+        p = f"layers.{layer.index}.attn"
+        dtype = source.dtype if layer.ratio == 1 else mx.float32
+        wkv = source.linear(f"{p}.compressor.wkv.weight", rounds=False, dtype=dtype)
+        wgate = source.linear(f"{p}.compressor.wgate.weight", rounds=False, dtype=dtype) if layer.ratio > 1 else None
+        key = source.linear(f"{p}.indexer.wk.weight", rounds=False)
+        norms = source.float32(f"{p}.compressor.norm.weight"), source.float32(f"{p}.indexer.k_norm.weight")
+        return cls(layer, wkv, wgate, norms[0], key, norms[1], c.rms_norm_eps, cache_quant, source.dtype)
+
+    def __call__(self, lane: Lane, rows: Rows, x: mx.array) -> None:
+        """x [n, D]: append the entry and the index key of every group that these rows complete."""
+        pooled = self._pool(lane, rows, x)
+        if pooled is None:
+            return
+        latent = rms(pooled, self.norm, self.eps)
+        first = rows.start // self.layer.ratio
+        table = rope_table(rows.frequencies[self.layer.rope], self.entry_positions(first, latent.shape[0]))
+        entry = rotate(latent, table)
+        key = rotate(rms(self.index_key(self.key_input(latent, entry)), self.index_norm, self.eps), table)
+        if self.cache_quant:
+            key, entry = fp4_ue8m0(key), fp4_e4m3(entry)
+        lane.append(f"pool.{self.layer.index}", first, entry)
+        lane.append(f"keys.{self.layer.index}", first, key)
+
+    def entry_positions(self, first: int, count: int) -> np.ndarray:
+        """A group is rotated at the position of its first token."""
+        return (first + np.arange(count)) * self.layer.ratio
+
+    @staticmethod
+    def key_input(latent: mx.array, entry: mx.array) -> mx.array:
+        """The index key is made from the latent before rotation and rounding."""
+        return latent
+
+    def _pool(self, lane: Lane, rows: Rows, x: mx.array) -> mx.array | None:
+        """Latents [groups, head_dim] of the groups that close here, in the model dtype; None when no group closes."""
+        if self.wgate is None:
+            return self.wkv(x)
+        name, r = f"raw.{self.layer.index}", self.layer.ratio
+        y = x.astype(mx.float32)
+        raw = mx.stack([self.wkv(y), self.wgate(y)], axis=1)
+        capacity, carried = lane.specs[name].rows, rows.start % r
+        group = raw
+        if carried:
+            slots = np.arange(rows.start - carried, rows.start, dtype=np.int32) % capacity
+            group = mx.concatenate([lane.buffers[name][mx.array(slots)], raw])
+        kept = rows.positions[-min(rows.n, capacity) :]
+        lane.write(name, mx.array((kept % capacity).astype(np.int32)), raw[rows.n - len(kept) :])
+        count = group.shape[0] // r
+        return pool_groups(group[: count * r], r).astype(self.dtype) if count else None

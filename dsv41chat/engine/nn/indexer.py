@@ -1,0 +1,72 @@
+"""Index sources: score the owner's keys and choose the entries that this layer and the reuse layers after it attend to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from dsv41chat.engine.config import V41Config
+from dsv41chat.engine.lane import Lane
+from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
+from dsv41chat.engine.ops.attend import index_scores
+from dsv41chat.engine.ops.fakequant import fp4_ue8m0
+from dsv41chat.engine.ops.rope import rotate
+from dsv41chat.engine.ops.select import NEG, ascending, best_mask, candidate_mask, first_visible
+from dsv41chat.engine.pack.source import WeightSource
+from dsv41chat.engine.plan import LayerPlan
+from dsv41chat.engine.rows import Rows
+
+# Bounds the float32 score tile [rows, heads, keys] of one block; rows are independent, so the cut changes no bit.
+_TILE_BYTES = 256 * 2**20
+
+
+@dataclass
+class Indexer:
+    layer: LayerPlan
+    wq_b: Linear | QuantizedLinear
+    weights_proj: Linear
+    heads: int
+    head_dim: int
+    topk: int
+    block: int
+    blocks: int
+    cache_quant: bool
+
+    @classmethod
+    def load(cls, c: V41Config, source: WeightSource, layer: LayerPlan, cache_quant: bool) -> Indexer:
+        p = f"layers.{layer.index}.attn.indexer"
+        wq_b, proj = source.linear(f"{p}.wq_b.weight"), source.linear(f"{p}.weights_proj.weight", rounds=False)
+        sizes = c.index_n_heads, c.index_head_dim, c.index_topk, c.candidate_block_size, c.candidate_topk_blocks
+        return cls(layer, wq_b, proj, *sizes, cache_quant)
+
+    def __call__(self, lane: Lane, rows: Rows, x: mx.array, qr: mx.array) -> None:
+        """x [n, D] the layer's normed input, qr [n, q_rank] its low-rank query: sets rows.picked, and rows.candidates if it makes them.
+
+        While every row sees at most topk entries all of them are taken and nothing is scored; the set is the same.
+        """
+        length = rows.length(self.layer.ratio)
+        if rows.last_length(self.layer.ratio) <= self.topk:
+            rows.picked, rows.candidates = first_visible(length, self.topk), None
+            return
+        q = rotate(self.wq_b(qr).reshape(rows.n, self.heads, self.head_dim), rows.tables[self.layer.rope])
+        q = fp4_ue8m0(q) if self.cache_quant else q
+        weight = self.weights_proj(x).astype(mx.float32) * (self.head_dim**-0.5 * self.heads**-0.5)
+        keys = self.keys(lane)
+        step = max(1, _TILE_BYTES // (4 * self.heads * keys.shape[0]))
+        picked, masks = [], []
+        for a in range(0, rows.n, step):
+            part = slice(a, a + step)
+            score = index_scores(q[part], weight[part], keys, length[part])
+            if self.layer.makes_candidates:
+                masks.append(candidate_mask(score, length[part], self.block, self.blocks))
+            elif self.layer.uses_candidates and rows.candidates is not None:
+                score = mx.where(rows.candidates[part], score, NEG)
+            picked.append(ascending(best_mask(score, self.topk), self.topk))
+        rows.picked = tuple(mx.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*picked))
+        if masks:
+            rows.candidates = mx.concatenate(masks) if len(masks) > 1 else masks[0]
+
+    def keys(self, lane: Lane) -> mx.array:
+        """The owner's own keys, whatever was published last; the whole buffer, whose tail the lengths mask."""
+        return lane.buffers[f"keys.{self.layer.kv_source}"]

@@ -1,0 +1,56 @@
+"""The expert half of a layer: router, routed experts, shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from dsv41chat.engine.config import V41Config
+from dsv41chat.engine.nn.linear import ExpertLinear, Linear, QuantizedExpertLinear, QuantizedLinear
+from dsv41chat.engine.ops.route import route, router_scores, swiglu
+from dsv41chat.engine.pack.source import WeightSource
+
+
+@dataclass
+class MoE:
+    """w1 gate, w3 up, w2 down. The routing weight multiplies the activation, before the down projection."""
+
+    gate: mx.array
+    bias: mx.array
+    bias_image: mx.array
+    w1: ExpertLinear | QuantizedExpertLinear
+    w2: ExpertLinear | QuantizedExpertLinear
+    w3: ExpertLinear | QuantizedExpertLinear
+    shared1: Linear | QuantizedLinear
+    shared2: Linear | QuantizedLinear
+    shared3: Linear | QuantizedLinear
+    picks: int
+    factor: float
+    gate_temp: float
+    limit: float
+    scoring: str
+    dtype: mx.Dtype
+
+    @classmethod
+    def load(cls, c: V41Config, source: WeightSource, prefix: str, experts: int, picks: int) -> MoE:
+        """prefix: such as `layers.0.ffn`; experts and picks differ between trunk and draft stages."""
+        e = [source.experts(f"{prefix}.experts", w, experts) for w in ("w1", "w2", "w3")]
+        s = [source.linear(f"{prefix}.shared_experts.{w}.weight") for w in ("w1", "w2", "w3")]
+        gate, bias, bias_image = (source.float32(f"{prefix}.gate.{name}") for name in ("weight", "bias", "bias_vl"))
+        return cls(gate, bias, bias_image, *e, *s, picks, c.routed_scaling_factor, c.gate_temp, c.swiglu_limit, c.scoring_func, source.dtype)
+
+    def choose(self, x: mx.array, image: mx.array | None) -> tuple[mx.array, mx.array]:
+        """x [n, D] -> (expert ids [n, picks] ascending, weights float32 [n, picks]). image [n]: rows of an image span."""
+        score = router_scores(x.astype(mx.float32) @ self.gate.T / self.gate_temp, self.scoring)
+        bias = self.bias if image is None else mx.where(image[:, None], self.bias_image, self.bias)
+        return route(score, bias, self.picks, self.factor)
+
+    def __call__(self, x: mx.array, image: mx.array | None) -> mx.array:
+        """x [n, D] -> [n, D]. Expert outputs are summed in float32 by ascending expert id, the shared one last, cast once."""
+        ids, weight = self.choose(x, image)
+        v = x[:, None, None, :]
+        act = swiglu(self.w1(v, ids), self.w3(v, ids), self.limit, weight[..., None, None], self.dtype)
+        routed = mx.sum(self.w2(act, ids)[:, :, 0].astype(mx.float32), axis=1)
+        shared = self.shared2(swiglu(self.shared1(x), self.shared3(x), self.limit, None, self.dtype))
+        return (routed + shared.astype(mx.float32)).astype(self.dtype)

@@ -1,0 +1,31 @@
+"""The attention core: every row has its own key list of fixed width; one latent is both key and value."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from dsv41chat.engine.ops.select import NEG
+
+
+def attend_rows(q: mx.array, keys: mx.array, keep_mask: mx.array, sink: mx.array, scale: float) -> mx.array:
+    """q [n, H, C], keys [n, K, C], keep_mask [n, K], sink float32 [H] -> float32 [n, H, C].
+
+    The sink adds exp(sink) to the denominator and no value. Scores and softmax in float32. A row always keeps at least its own
+    window entry. Rows are a batch axis, so a row's sums do not depend on its neighbours.
+    """
+    keys = keys.astype(mx.float32)
+    score = (q.astype(mx.float32) * scale) @ mx.swapaxes(keys, 1, 2)
+    score = mx.where(keep_mask[:, None], score, NEG)
+    sink = sink[None, :, None]
+    top = mx.maximum(mx.max(score, axis=-1, keepdims=True), sink)
+    e = mx.exp(score - top)
+    return (e / (mx.sum(e, axis=-1, keepdims=True) + mx.exp(sink - top))) @ keys
+
+
+def index_scores(q: mx.array, weight: mx.array, keys: mx.array, length: mx.array) -> mx.array:
+    """sum_h relu(q[h] . key) * weight[h], -inf from `length` on.
+
+    q [n, H, C], weight float32 [n, H] (signed), keys [T, C], length int32 [n, 1] -> float32 [n, T].
+    """
+    score = mx.maximum(q.astype(mx.float32) @ keys.astype(mx.float32).T[None], 0) * weight[..., None]
+    return mx.where(mx.arange(keys.shape[0])[None] < length, mx.sum(score, axis=1), NEG)

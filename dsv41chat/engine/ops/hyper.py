@@ -1,0 +1,39 @@
+"""Hyper-connections: S residual streams, mixed by coefficients that the streams themselves give. Everything in float32."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from dsv41chat.engine.ops.norm import rms
+
+
+def mixes(
+    h: mx.array, fn: mx.array, base: mx.array, scale: mx.array, *, iterations: int, eps: float, norm_eps: float
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Coefficients of one sublayer from the streams that enter it.
+
+    h [n, S, D]; fn [2S + S*S, S*D], base [2S + S*S], scale [3] float32. Returns pre [n, S], post [n, S] and
+    comb [n, S (summed), S], float32. `iterations` counts column passes; the last operation is a column normalisation.
+    """
+    n, s, _ = h.shape
+    m = rms(h.astype(mx.float32).reshape(n, -1), None, norm_eps) @ fn.T
+    pre = mx.sigmoid(m[:, :s] * scale[0] + base[:s]) + eps
+    post = 2 * mx.sigmoid(m[:, s : 2 * s] * scale[1] + base[s : 2 * s])
+    comb = (m[:, 2 * s :] * scale[2] + base[2 * s :]).reshape(n, s, s)
+    comb = mx.softmax(comb, axis=-1, precise=True) + eps
+    comb = comb / (mx.sum(comb, axis=1, keepdims=True) + eps)
+    for _ in range(iterations - 1):
+        comb = comb / (mx.sum(comb, axis=2, keepdims=True) + eps)
+        comb = comb / (mx.sum(comb, axis=1, keepdims=True) + eps)
+    return pre, post, comb
+
+
+def collapse(h: mx.array, pre: mx.array) -> mx.array:
+    """sum_k pre[k] * h[k]: [n, S, D], [n, S] -> [n, D] in h's dtype. Multiplied, then summed: never a bfloat16 matmul."""
+    return mx.sum(pre[..., None] * h.astype(mx.float32), axis=1).astype(h.dtype)
+
+
+def expand(y: mx.array, h: mx.array, post: mx.array, comb: mx.array) -> mx.array:
+    """out[k] = post[k] * y + sum_j comb[j, k] * h[j]: y [n, D], h [n, S, D] -> [n, S, D]. h is indexed by the summed axis."""
+    mixed = mx.sum(comb[..., None] * h.astype(mx.float32)[:, :, None, :], axis=1)
+    return (post[..., None] * y.astype(mx.float32)[:, None, :] + mixed).astype(h.dtype)

@@ -1,0 +1,147 @@
+"""The V4.1 trunk, from ids to logits, spelled out top to bottom.
+
+Row-exact by layout: every row has its own fixed-width key list in chronological then ascending order, choices are sets with a tie
+rule, groups are pooled and experts summed in one fixed order. So a row's bits do not depend on which rows share its call.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.config import V41Config
+from dsv41chat.engine.engram.hashing import NgramHasher
+from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
+from dsv41chat.engine.nn.attention import Attention
+from dsv41chat.engine.nn.engram import Engram
+from dsv41chat.engine.nn.hyper_connection import HyperConnection
+from dsv41chat.engine.nn.moe import MoE
+from dsv41chat.engine.ops.hyper import collapse, expand
+from dsv41chat.engine.ops.norm import rms
+from dsv41chat.engine.ops.rope import inverse_frequencies
+from dsv41chat.engine.pack.source import WeightSource
+from dsv41chat.engine.plan import LayerPlan
+from dsv41chat.engine.rows import Rows
+
+_POOL_BLOCK = 256
+
+
+@dataclass
+class Layer:
+    plan: LayerPlan
+    engram: Engram | None
+    attn_mix: HyperConnection
+    ffn_mix: HyperConnection
+    attn_norm: mx.array
+    ffn_norm: mx.array
+    attention: Attention
+    moe: MoE
+
+    @classmethod
+    def load(cls, c: V41Config, source: WeightSource, plan: LayerPlan, cache_quant: bool) -> Layer:
+        p = f"layers.{plan.index}"
+        return cls(
+            plan,
+            Engram.load(c, source, plan.index) if plan.engram_slot >= 0 else None,
+            HyperConnection.load(c, source, f"{p}.hc_attn"),
+            HyperConnection.load(c, source, f"{p}.hc_ffn"),
+            source.float32(f"{p}.attn_norm.weight"),
+            source.float32(f"{p}.ffn_norm.weight"),
+            Attention.load(c, source, plan, cache_quant),
+            MoE.load(c, source, f"{p}.ffn", c.n_routed_experts, c.num_experts_per_tok),
+        )
+
+
+@dataclass
+class Trial:
+    """What a forward gives. Nothing of it counts until the lane commits.
+
+    logits float32 [rows asked for, vocab]; taps [n, layers * D]: mean over the streams entering each tapped layer;
+    streams [n, S, D] and pre [n, S] after the last layer.
+    """
+
+    start: int
+    count: int
+    logits: mx.array | None
+    taps: mx.array | None
+    streams: mx.array
+    pre: mx.array
+
+    def arrays(self) -> list[mx.array]:
+        return [a for a in (self.logits, self.taps, self.streams, self.pre) if a is not None]
+
+
+@dataclass
+class TrunkV41:
+    """Weights and wiring; no state. Any number of lanes run on one trunk. tap_layers: layers whose entering streams drafters need."""
+
+    config: V41Config
+    plan: tuple[LayerPlan, ...]
+    embed: mx.array
+    head: mx.array
+    norm: mx.array
+    layers: list[Layer]
+    hasher: NgramHasher | None
+    tables: object | None
+    dtype: mx.Dtype
+    tap_layers: tuple[int, ...] = ()
+    frequencies: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.frequencies = {p.rope: inverse_frequencies(p.rope) for p in self.plan}
+
+    def lane_specs(self) -> tuple[RingSpec | PoolSpec, ...]:
+        """Windows for every layer; pools, index keys and open-group rows for the owners."""
+        c, specs = self.config, []
+        block = math.lcm(_POOL_BLOCK, c.candidate_block_size)
+        for p in self.plan:
+            specs.append(RingSpec(f"window.{p.index}", c.ring_rows, (c.head_dim,), self.dtype, window=c.sliding_window))
+            if p.owns_pool:
+                specs.append(PoolSpec(f"pool.{p.index}", p.ratio, (c.head_dim,), self.dtype, block))
+                specs.append(PoolSpec(f"keys.{p.index}", p.ratio, (c.index_head_dim,), self.dtype, block))
+                if p.ratio > 1:
+                    rows = 1 << (p.ratio + c.roll_rows - 1).bit_length()
+                    specs.append(RingSpec(f"raw.{p.index}", rows, (2, c.head_dim), mx.float32, group=p.ratio))
+        return tuple(specs)
+
+    def new_lane(self) -> Lane:
+        return Lane(self.lane_specs(), self.config.roll_rows)
+
+    def forward(self, lane: Lane, ids: list[int], start: int, logits_from: int | None = 0, want_taps: bool = False) -> Trial:
+        """Rows of `ids` at positions start.. of `lane`, whose ids before `start` are the history.
+
+        logits_from: first row whose logits are wanted, None for none. Builds the graph only; `Target.rows` evaluates it.
+        """
+        c, ids = self.config, np.asarray(ids, np.int64)
+        rows = Rows(ids, start, c.sliding_window, c.ring_rows, self.frequencies, c.image_token_id)
+        addresses = self.hasher.rows(lane.ids[:start], ids) if self.hasher else None
+        h = mx.repeat(self.embed[mx.array(ids)][:, None], c.hc_mult, axis=1)
+        pre = mx.broadcast_to(mx.array([1.0] + [0.0] * (c.hc_mult - 1)), h.shape[:2])
+        taps = []
+        for layer in self.layers:
+            if layer.engram is not None and addresses is not None:
+                slot = layer.plan.engram_slot
+                h = layer.engram(h, self.tables.values(slot, addresses[slot]).astype(self.dtype), rows.image)
+            if want_taps and layer.plan.index in self.tap_layers:
+                taps.append(mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype))
+            h, pre = self._layer(layer, lane, rows, h, pre)
+        logits = self.logits(h[logits_from:], pre[logits_from:]) if logits_from is not None else None
+        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, h, pre)
+
+    def _layer(self, layer: Layer, lane: Lane, rows: Rows, h: mx.array, pre: mx.array) -> tuple[mx.array, mx.array]:
+        """Staggered: each half collapses with the `pre` of the half before it, and spreads with its own `post` and `comb`."""
+        eps = self.config.rms_norm_eps
+        a_pre, post, comb = layer.attn_mix(h)
+        y = layer.attention(lane, rows, rms(collapse(h, pre), layer.attn_norm, eps))
+        h = expand(y, h, post, comb)
+        f_pre, post, comb = layer.ffn_mix(h)
+        y = layer.moe(rms(collapse(h, a_pre), layer.ffn_norm, eps), rows.image)
+        return expand(y, h, post, comb), f_pre
+
+    def logits(self, h: mx.array, pre: mx.array) -> mx.array:
+        """float32 [n, vocab] from the streams after the last layer and the last `pre`."""
+        x = rms(collapse(h, pre), self.norm, self.config.rms_norm_eps)
+        return x.astype(mx.float32) @ self.head.T
