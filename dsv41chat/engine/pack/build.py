@@ -1,0 +1,165 @@
+"""From a folder to a trunk: probe by headers, check, then materialise layer by layer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from dsv41chat.engine.config import V41Config, family_of, parse_v41, read_config_json
+from dsv41chat.engine.device import device_kind
+from dsv41chat.engine.engram.hashing import NgramHasher
+from dsv41chat.engine.engram.mapped import MappedTables
+from dsv41chat.engine.engram.token_map import load_token_map
+from dsv41chat.engine.errors import Cancelled, PackUnsupported
+from dsv41chat.engine.events import Loading
+from dsv41chat.engine.pack.index import PackIndex, TensorRef, open_index
+from dsv41chat.engine.pack.names import Expected, check_names, expected_v41, scale_name
+from dsv41chat.engine.pack.source import WeightSource
+from dsv41chat.engine.plan import LayerPlan, build_plan
+from dsv41chat.engine.trunk_v41 import Layer, TrunkV41
+
+# On the CPU, matrices are decoded once while that stays small; beyond it they stay packed as on a GPU.
+_DECODE_LIMIT_BYTES = 4 * 2**30
+_EDGE_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A checked pack of which no weight has been read. notes: what was ignored, in words."""
+
+    folder: Path
+    config: V41Config
+    plan: tuple[LayerPlan, ...]
+    index: PackIndex
+    expected: dict[str, Expected]
+    fingerprint: str
+    notes: tuple[str, ...]
+
+    @property
+    def table_refs(self) -> list[tuple[TensorRef, TensorRef]]:
+        """(rows, scales) per engram layer."""
+        names = [f"layers.{i}.engram.embed.weight" for i in (self.config.engram.layer_ids if self.config.engram else ())]
+        return [(self.index.tensors[n], self.index.tensors[scale_name(n)]) for n in names]
+
+    @property
+    def table_bytes(self) -> int:
+        return sum(ref.nbytes for pair in self.table_refs for ref in pair)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the text trunk on disk, tables not counted."""
+        tensors, loaded = self.index.tensors, [n for n, e in self.expected.items() if e.kind != "table"]
+        scales = [scale_name(n) for n in loaded if n.endswith("weight") and scale_name(n) in tensors]
+        return sum(tensors[n].nbytes for n in (*loaded, *scales))
+
+    @property
+    def drafter(self) -> str | None:
+        """The kind of drafter whose tensors ship with the pack: dspark, mtp or None."""
+        names = self.index.tensors
+        if any(part in n for n in names for part in (".main_proj.", ".markov_head.", ".confidence_head.")):
+            return "dspark"
+        return "mtp" if any(n.startswith("mtp.") for n in names) else None
+
+
+def open_pack(folder: str | Path) -> Pack:
+    """Read config and headers and run the strict gate. Raises PackError; reads no tensor data."""
+    folder = Path(folder)
+    outer = read_config_json(folder)
+    if family_of(outer) != "v41":
+        raise PackUnsupported("config.json: $.model_type is 'deepseek_v4'; this version runs V4.1 builds", "choose a DeepSeek-V4.1 build")
+    method = (outer.get("quantization_config") or {}).get("quant_method")
+    if outer.get("quantization") is not None or method not in (None, "fp8"):
+        found = f"$.quantization_config.quant_method {method!r}" if method not in (None, "fp8") else "$.quantization"
+        raise PackUnsupported(f"config.json: {found} is a converted build; this version loads the release layout", "use the original upload")
+    config = parse_v41(outer)
+    plan, index = build_plan(config), open_index(folder)
+    expected = expected_v41(config, plan)
+    notes = check_names(index.tensors, expected, config.num_hidden_layers, config.weight_block)
+    return Pack(folder, config, plan, index, expected, pack_fingerprint(folder, index, "v41", outer), (*index.notes, *notes))
+
+
+def pack_fingerprint(folder: Path, index: PackIndex, family: str, outer: dict) -> str:
+    """sha256 over what the pack is: config, tokenizer, per weight file its name, size, header and data edges. Not its place or date."""
+    digest = lambda path: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    files = []
+    for path in index.files:
+        size, h = path.stat().st_size, hashlib.sha256()
+        with open(path, "rb") as f:
+            length = int.from_bytes(f.read(8), "little")
+            h.update(f.read(length))
+            h.update(f.read(_EDGE_BYTES))
+            f.seek(max(8 + length, size - _EDGE_BYTES))
+            h.update(f.read(_EDGE_BYTES))
+        files.append([path.name, size, h.hexdigest()])
+    what = {
+        "family": family,
+        "config": digest(folder / "config.json"),
+        "tokenizer": digest(folder / "tokenizer.json"),
+        "token_map": digest(folder / "engram_token_map.json"),
+        "files": files,
+        "quantization": outer.get("quantization_config") or outer.get("quantization"),
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def default_dtype(pack: Pack) -> mx.Dtype:
+    """float32 on the CPU, where bfloat16 is emulated; bfloat16 elsewhere."""
+    return mx.float32 if device_kind() == "cpu" else mx.bfloat16
+
+
+def stays_packed(pack: Pack) -> bool:
+    """Whether fp8 and fp4 matrices keep their bytes in memory instead of being decoded at load."""
+    values = sum(math.prod(e.shape) for e in pack.expected.values() if e.kind != "table")
+    return device_kind() != "cpu" or 4 * values > _DECODE_LIMIT_BYTES
+
+
+def build_trunk(
+    pack: Pack,
+    *,
+    dtype: mx.Dtype | None = None,
+    cache_quant: bool = True,
+    linear_input_fp8: bool = False,
+    engram: bool = True,
+    packed: bool | None = None,
+    cache_dir: Path | None = None,
+    progress: Callable[[Loading], None] = lambda event: None,
+    cancel: Callable[[], bool] = lambda: False,
+) -> TrunkV41:
+    """Materialise the trunk. cancel is asked between layers; raises Cancelled or PackError.
+
+    engram False leaves the tables out: only tests and goldens ask for that. packed None decides by device and size.
+    """
+    c, dtype = pack.config, dtype or default_dtype(pack)
+    source = WeightSource(pack.index.tensors, dtype, stays_packed(pack) if packed is None else packed, linear_input_fp8)
+    hasher = tables = None
+    progress(Loading("map", 0, len(pack.table_refs), "rows"))
+    if c.engram and engram:
+        hasher = NgramHasher(c.engram, load_token_map(pack.folder, c.vocab_size, cache_dir), c.image_token_id)
+        tables = MappedTables(pack.table_refs)
+    embed, head, norm = source.array("embed.weight"), source.float32("head.weight"), source.float32("norm.weight")
+    mx.eval(embed, head, norm)
+    layers = []
+    for plan in pack.plan:
+        if cancel():
+            raise Cancelled("loading was cancelled")
+        progress(Loading("weights", plan.index, len(pack.plan), "layers"))
+        layer = Layer.load(c, source, plan, cache_quant)
+        mx.eval(_arrays(layer))
+        mx.clear_cache()
+        layers.append(layer)
+    progress(Loading("ready", len(layers), len(layers), "layers"))
+    taps = tuple(c.dspark.get("dspark_target_layer_ids") or ())
+    return TrunkV41(c, pack.plan, embed, head, norm, layers, hasher, tables, dtype, taps)
+
+
+def _arrays(module: object) -> list[mx.array]:
+    """Every array below a module; modules are plain dataclasses."""
+    if isinstance(module, mx.array):
+        return [module]
+    return [a for v in getattr(module, "__dict__", {}).values() for a in _arrays(v)]

@@ -1,0 +1,183 @@
+"""`Session`: one conversation's timeline on an engine, and the loop that answers a prompt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from dsv41chat.engine.answer import Answer
+from dsv41chat.engine.chat.encode import EncodedPrompt
+from dsv41chat.engine.draft.base import Drafter
+from dsv41chat.engine.draft.verify import run_round
+from dsv41chat.engine.errors import ContextFull, PackIncomplete
+from dsv41chat.engine.events import Done, DraftRound, Piece, Prefill, Residency
+from dsv41chat.engine.sampling import SamplingParams, choose
+from dsv41chat.engine.target import Target
+
+if TYPE_CHECKING:
+    from dsv41chat.engine.engine import Engine
+
+_PREFILL_EVENT_S = 0.25
+
+Event = Residency | Prefill | Piece | DraftRound | Done
+
+
+class Session:
+    """Sessions share the engine's weights and nothing else; they may interleave round by round.
+
+    rows_run: trunk rows this session has computed, all turns together.
+    """
+
+    def __init__(self, engine: Engine, drafter: Drafter):
+        self.engine, self.drafter = engine, drafter
+        self.target = Target(engine.trunk)
+        self.rows_run = 0
+
+    def generate(
+        self,
+        prompt: EncodedPrompt,
+        sampling: SamplingParams,
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        draft: str | int = "auto",
+        loop_stop: bool = True,
+        cancel: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Event]:
+        """Answer `prompt`. Yields Residency, Prefill..., (Piece | DraftRound)..., Done.
+
+        max_tokens counts every emitted id, the stop id included. cancel is polled at chunk and round borders and ends the turn
+        with finish `cancelled`. Raises ContextFull before any work, and EngineError with the lane at its last commit.
+        """
+        if self.engine.tokenizer is None:
+            raise PackIncomplete(f"{self.engine.name} has no tokenizer.json: it can be verified, not talked to", "copy tokenizer.json into the build's folder")
+        room = self.engine.context_limit - len(prompt.ids)
+        if room < 1:
+            raise ContextFull(
+                f"the prompt has {len(prompt.ids):,} tokens, this build's context holds {self.engine.context_limit:,}",
+                "start a new conversation, or raise --context if memory admits",
+            )
+        yield self.engine.residency()
+        turn = _Turn(self, prompt, sampling, Answer(self.engine.tokenizer, prompt, tuple(stop), min(max_tokens, room), loop_stop), draft, cancel)
+        yield from turn.run()
+
+    def reuse(self, ids: Sequence[int]) -> int:
+        """Bring the lane to the longest prefix it shares with `ids`, at most all but the last id; returns its length."""
+        lane = self.target.lane
+        keep = min(lane.common_prefix(ids), len(ids) - 1)
+        if keep < lane.n and not lane.truncate(keep):
+            lane.reset()
+        if lane.n == 0:
+            self.drafter.reset()
+        else:
+            self.drafter.truncate(lane.n)
+        return lane.n
+
+
+class _Turn:
+    def __init__(self, session: Session, prompt: EncodedPrompt, sampling: SamplingParams, answer: Answer, draft, cancel):
+        self.session, self.prompt, self.sampling, self.answer, self.cancel = session, prompt, sampling, answer, cancel
+        self.mode = draft
+        self.cached = 0
+        self.rounds = self.proposed = self.accepted = 0
+        self.by_depth: list[list[int]] = []
+        self.prefill_s = self.first_token_s = 0.0
+
+    def run(self) -> Iterator[Event]:
+        began = time.perf_counter()
+        self.tables_before = self.session.engine.table_counters()
+        finish = yield from self._prefill(began)
+        decode_began = time.perf_counter()
+        self.prefill_s = decode_began - began
+        if finish is None:
+            finish = yield from self._decode(began)
+        self.answer.finish(finish)
+        yield from self.answer.take()
+        yield self._done(finish, time.perf_counter() - decode_began)
+
+    def _prefill(self, began: float) -> Iterator[Event]:
+        """All ids but the last one, in chunks that end on the engine's grid. Returns `cancelled` or None.
+
+        The last id is the first round's pending token, so there is one decode loop.
+        """
+        session, ids = self.session, self.prompt.ids
+        self.cached = session.reuse(ids)
+        total, last_event = len(ids) - self.cached, 0.0
+        chunk, drafter = session.engine.prefill_chunk, session.drafter
+        while session.target.n < len(ids) - 1:
+            if self.cancel():
+                return "cancelled"
+            n = session.target.n
+            end = min(len(ids) - 1, (n // chunk + 1) * chunk)
+            trial = session.target.rows(ids[n:end], logits_from=None, want_taps=drafter.needs_taps)
+            session.target.commit(trial, end - n)
+            session.rows_run += end - n
+            drafter.ingest(trial.taps, n, ids[n + 1 : end + 1])
+            now = time.perf_counter()
+            if now - last_event >= _PREFILL_EVENT_S and end < len(ids) - 1:
+                last_event = now
+                yield Prefill(self.cached, end - self.cached, total, (end - self.cached) / (now - began))
+        if self.cancel():
+            return "cancelled"
+        yield Prefill(self.cached, total, total, total / max(time.perf_counter() - began, 1e-9))
+        return None
+
+    def _decode(self, began: float) -> Iterator[Event]:
+        session, answer = self.session, self.answer
+        pending, ended = self.prompt.ids[-1], None
+        select = lambda row, position: choose(row, position, answer.counts, self.sampling)
+        while ended is None:
+            if self.cancel():
+                return "cancelled"
+            depth = session.engine.draft_depth(self.mode, session.drafter, answer.remaining)
+            result = run_round(session.target, session.drafter, pending, depth, self.sampling, select, answer.emit, self.cancel)
+            if result is None:
+                return "cancelled"
+            if not self.rounds:
+                self.first_token_s = time.perf_counter() - began
+            self._count(result)
+            pending, ended = result.emitted[-1], result.ended
+            yield from answer.take()
+            if result.proposed:
+                yield DraftRound(depth, result.proposed, result.accepted)
+        return ended
+
+    def _count(self, result) -> None:
+        self.rounds += 1
+        self.proposed += result.proposed
+        self.accepted += result.accepted
+        self.session.rows_run += 1 + result.proposed
+        for j in range(result.proposed):
+            if len(self.by_depth) <= j:
+                self.by_depth.append([0, 0])
+            # A guess is judged only where every guess before it stood.
+            if j <= result.accepted:
+                self.by_depth[j][0] += 1
+                self.by_depth[j][1] += j < result.accepted
+
+    def _done(self, finish: str, decode_s: float) -> Done:
+        a, prompt, engine = self.answer, self.prompt, self.session.engine
+        prefilled, emitted = len(prompt.ids) - self.cached, len(a.ids)
+        usage = {
+            "prompt_tokens": len(prompt.ids),
+            "cached_tokens": self.cached,
+            "prefilled_tokens": prefilled,
+            "thinking_tokens": a.thinking_tokens,
+            "answer_tokens": emitted - a.thinking_tokens,
+            "completion_tokens": emitted,
+            "context_used": len(prompt.ids) + emitted,
+            "context_limit": engine.context_limit,
+        }
+        timing = {
+            "prefill_s": self.prefill_s,
+            "first_token_s": self.first_token_s,
+            "decode_s": decode_s,
+            "prefill_tok_s": prefilled / max(self.prefill_s, 1e-9),
+            "decode_tok_s": emitted / max(decode_s, 1e-9),
+        }
+        draft = {"mode": str(self.mode), "rounds": self.rounds, "proposed": self.proposed, "accepted": self.accepted, "by_depth": self.by_depth}
+        after = engine.table_counters()
+        residency = {name: after[name] - self.tables_before[name] for name in ("cold_rows", "warm_rows", "bytes_read")}
+        return Done(finish, tuple(a.ids), a.reasoning_ids, a.body_ids, a.texts["thinking"], a.texts["answer"], usage, timing, draft, residency)
+
