@@ -16,11 +16,18 @@ class MappedTables:
     def __init__(self, tables: list[tuple[TensorRef, TensorRef]]):
         self._views = [(weight.bytes(), scale.bytes()) for weight, scale in tables]
         self._names = [weight.name for weight, _ in tables]
+        self._rows = self._bytes = 0
+
+    def counters(self) -> dict[str, int]:
+        """Rows and bytes read so far. A plain mapping cannot tell cold rows from warm ones."""
+        return {"cold_rows": 0, "warm_rows": self._rows, "bytes_read": self._bytes}
 
     def values(self, slot: int, rows: np.ndarray) -> mx.array:
         """rows int64 [n, columns] -> bfloat16 [n, columns * width]. Raises EngramReadError for an address outside the table."""
         weight, scale = self._views[slot]
         if rows.size and not (0 <= rows.min() and rows.max() < len(weight)):
             raise EngramReadError(f"{self._names[slot]}: row {int(rows.min())}..{int(rows.max())} of {len(weight):,} rows was asked for")
+        self._rows += rows.size
+        self._bytes += rows.size * (weight.shape[1] + scale.shape[1])
         values = E4M3[weight[rows]] * np.repeat(ue8m0(scale[rows]), 32, -1)
         return mx.array(values.reshape(len(rows), -1)).astype(mx.bfloat16)

@@ -1,0 +1,133 @@
+"""`Engine`: one loaded build. Weights are shared, sessions are independent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from dsv41chat.engine.backend import backend_info
+from dsv41chat.engine.chat.tokenizer import ChatTokenizer
+from dsv41chat.engine.device import device_kind
+from dsv41chat.engine.draft.base import Drafter, PlainDrafter
+from dsv41chat.engine.errors import PackDamaged, PackUnsupported
+from dsv41chat.engine.events import Loading, Residency, TableState
+from dsv41chat.engine.pack.build import Pack, build_trunk, open_pack
+from dsv41chat.engine.session import Session
+from dsv41chat.engine.trunk_v41 import TrunkV41
+
+_GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "effort")
+_PREFILL_CHUNK = {"cpu": 128, "metal": 512, "cuda": 2048}
+
+
+@dataclass(frozen=True)
+class PackInfo:
+    """A build by its headers alone. Bytes on disk; context: the most the config allows, in tokens; drafter: dspark, mtp or None."""
+
+    name: str
+    folder: Path
+    family: str
+    fingerprint: str
+    bytes: int
+    resident_bytes: int
+    table_bytes: int
+    context: int
+    drafter: str | None
+    has_tokenizer: bool
+    notes: tuple[str, ...]
+
+
+def probe_pack(folder: str | Path) -> PackInfo:
+    """Read a build's config and headers and run the strict gate. Raises PackError; reads no weights."""
+    pack = open_pack(folder)
+    total = sum(path.stat().st_size for path in pack.index.files)
+    tokenizer = (pack.folder / "tokenizer.json").is_file()
+    weights, tables, context = pack.weight_bytes, pack.table_bytes, pack.config.max_position_embeddings
+    return PackInfo(
+        pack.folder.resolve().name, pack.folder, "v41", pack.fingerprint, total, weights, tables, context, pack.drafter, tokenizer, pack.notes
+    )
+
+
+class Engine:
+    """family, name, fingerprint: of the pack. context_limit: tokens a session may hold. tokenizer: None when the pack has none."""
+
+    def __init__(self, pack: Pack, trunk: TrunkV41, tokenizer: ChatTokenizer | None, context_limit: int):
+        self.pack, self.trunk, self.tokenizer = pack, trunk, tokenizer
+        self.family, self.name, self.fingerprint = "v41", pack.folder.resolve().name, pack.fingerprint
+        self.context_limit = context_limit
+        self.prefill_chunk = _PREFILL_CHUNK[device_kind()]
+        self.device, self.mlx_version = backend_info()
+        self.generation_defaults = _generation_defaults(pack.folder)
+
+    def new_session(self) -> Session:
+        return Session(self, self.new_drafter())
+
+    def new_drafter(self) -> Drafter:
+        return PlainDrafter()
+
+    def draft_depth(self, mode: str | int, drafter: Drafter, remaining: int) -> int:
+        """Proposals wanted for the next round; never past the token budget."""
+        if mode == "off":
+            return 0
+        wanted = drafter.block if mode == "auto" else int(mode)
+        return max(0, min(wanted, drafter.block, remaining - 1))
+
+    def residency(self) -> Residency:
+        layers = self.pack.config.engram.layer_ids if self.pack.config.engram else ()
+        return Residency(tuple(TableState(f"layers.{i}.engram", "probing") for i in layers))
+
+    def table_counters(self) -> dict[str, int]:
+        """Rows and bytes read from the tables since the engine was opened."""
+        return self.trunk.tables.counters() if self.trunk.tables is not None else {"cold_rows": 0, "warm_rows": 0, "bytes_read": 0}
+
+
+def open_engine(
+    folder: str | Path,
+    *,
+    dtype: str | None = None,
+    cache_quant: bool = True,
+    linear_input_fp8: bool = False,
+    context: int | None = None,
+    cache_dir: Path | None = None,
+    facts: MutableMapping[str, str] | None = None,
+    progress: Callable[[Loading], None] = lambda event: None,
+    cancel: Callable[[], bool] = lambda: False,
+) -> Engine:
+    """Check a pack and load it.
+
+    dtype: float32 or bfloat16, by default the device's. cache_quant, linear_input_fp8: the fake quantisation of the model.
+    context: tokens, at most the pack's maximum. cache_dir: where derived token maps are kept. facts: measured verdicts, by key.
+    Raises PackError, DoesNotFit or Cancelled.
+    """
+    pack = open_pack(folder)
+    limit = pack.config.max_position_embeddings
+    if context is not None and not 0 < context <= limit:
+        raise PackUnsupported(f"a context of {context:,} tokens was asked for; {pack.folder.name} holds 1 to {limit:,}", f"--context {limit}")
+    path = pack.folder / "tokenizer.json"
+    tokenizer = ChatTokenizer.from_file(path) if path.is_file() else None
+    if tokenizer is not None and tokenizer.vocab_size > pack.config.vocab_size:
+        raise PackDamaged(f"{path} has {tokenizer.vocab_size:,} ids, the weights {pack.config.vocab_size:,}", "copy the tokenizer of this very build")
+    trunk = build_trunk(
+        pack,
+        dtype=getattr(mx, dtype) if dtype else None,
+        cache_quant=cache_quant,
+        linear_input_fp8=linear_input_fp8,
+        cache_dir=cache_dir,
+        progress=progress,
+        cancel=cancel,
+    )
+    return Engine(pack, trunk, tokenizer, context or limit)
+
+
+def _generation_defaults(folder: Path) -> dict:
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {k: values[k] for k in _GENERATION_KEYS if k in values}
+    except (OSError, ValueError, TypeError) as error:
+        raise PackDamaged(f"{path} cannot be read as JSON: {error}", "delete or repair the file") from error
