@@ -286,7 +286,7 @@ class EngramReader:
             n_fetch -= len(found)
             column = 0
             for part in out:
-                part[n_fetch:] = cache.rows[found, column : column + part.shape[1]]
+                part[n_fetch:] = found[:, column : column + part.shape[1]]
                 column += part.shape[1]
             counters.add(row_cache_hits=len(found))
         job.batch = Batch(table, ids, out, n_fetch, counters)
@@ -296,15 +296,16 @@ class EngramReader:
         counters.batch(job.path)
 
     def _cached_last(self, ids, inverse, cache: RowCache):
-        """Reorder distinct ids so that rows of the row cache come last: (ids, inverse, slots of the cached ones)."""
+        """Reorder distinct ids so that rows of the row cache come last: (ids, inverse, copies of the cached ones)."""
         if inverse is None:
             ids, inverse = np.unique(ids, return_inverse=True)
         with self._plan_lock:
             slots = cache.find(ids)
-        order = np.argsort(slots >= 0, kind="stable")
+            order = np.argsort(slots >= 0, kind="stable")
+            found = cache.rows[slots[order][np.count_nonzero(slots < 0) :]]
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        return ids[order], place[inverse], slots[order][np.count_nonzero(slots < 0) :]
+        return ids[order], place[inverse], found
 
     def _choose(self, job: Job, rows: int, size: str) -> str:
         table, counters = job.table, self._counters[job.table.index]

@@ -52,6 +52,7 @@ class RowCache:
             used[self._hand] = False
             self._hand = (self._hand + 1) % capacity
         slot = self._hand
+        used[slot] = True  # a second round clears this before it evicts, so one insert never takes a slot twice
         self._hand = (self._hand + 1) % capacity
         self._slots.pop(int(self.ids[slot]), None)
         return slot
