@@ -1,0 +1,223 @@
+"""Connections to chat.db.
+
+Threads: every thread gets a connection of its own, so a long search in one thread never keeps a checkpoint in another waiting.
+A database in memory has one connection, which the threads take in turns. Both are hidden behind `read()` and `write()`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import W_OK, access
+from pathlib import Path
+
+from sqlite_utils import Database
+
+from dsv41chat.store import files
+from dsv41chat.store.errors import StoreClosed, StoreReadOnly, translated
+from dsv41chat.store.migrations import CHAT, check_known
+
+BUSY_S = 5.0  # how long a statement waits for another process before StoreBusy
+
+
+class _Link:
+    """One connection and the lock that keeps close() away from a running statement."""
+
+    def __init__(self, db: Database):
+        self.db = db
+        self.lock = threading.RLock()
+
+    def close(self) -> None:
+        with self.lock:
+            self.db.conn.close()
+
+    def __del__(self):
+        # The thread that owned it has ended.
+        self.db.conn.close()
+
+
+class Connections:
+    """path: the database file, or None for one in memory. readonly: never writes, never creates a file.
+
+    busy_s: seconds to wait for another process. Raises StoreReadOnly, StoreBusy, StoreDamaged, StoreNewer, StoreFull.
+    """
+
+    def __init__(self, path: Path | None, *, readonly: bool = False, busy_s: float = BUSY_S):
+        self.path = path
+        self.readonly = readonly
+        self._busy_s = busy_s
+        self._uri: str | None = None  # set when the file is opened in another way than by its path
+        self._copy: tempfile.TemporaryDirectory | None = None
+        self._shared: _Link | None = None
+        self._local = threading.local()
+        self._links: weakref.WeakSet[_Link] = weakref.WeakSet()
+        self._links_lock = threading.Lock()
+        self._closed = False
+        try:
+            with translated(path):
+                if path is None:
+                    self._open_memory()
+                elif readonly:
+                    self._open_readonly(path)
+                else:
+                    self._open_file(path)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- use
+
+    @contextmanager
+    def read(self) -> Iterator[Database]:
+        """A connection for statements that only read. Rows must be fetched inside the block."""
+        link = self._link()
+        with link.lock, translated(self.path):
+            yield link.db
+
+    @contextmanager
+    def write(self) -> Iterator[Database]:
+        """A transaction that has the write lock from its start; committed at the end, rolled back by any exception.
+
+        Inside another write() of the same thread it joins the outer transaction.
+        """
+        if self.readonly:
+            raise StoreReadOnly("the conversations were opened for reading only", "start without --readonly to change them")
+        link = self._link()
+        with link.lock, translated(self.path):
+            conn = link.db.conn
+            if conn.in_transaction:
+                yield link.db
+                return
+            # A plain BEGIN would take the write lock only at the first change, and then fail at once, without the
+            # busy timeout, if another process wrote in between.
+            conn.execute("BEGIN IMMEDIATE")
+            try:
+                yield link.db
+                conn.execute("COMMIT")
+            except BaseException:
+                # A full disk may have ended the transaction already.
+                if conn.in_transaction:
+                    conn.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Close every thread's connection, each after its running statement. Later use raises StoreClosed."""
+        self._closed = True
+        with self._links_lock:
+            links = list(self._links)
+        for link in links:
+            link.close()
+        if self._copy is not None:
+            self._copy.cleanup()
+            self._copy = None
+
+    # -- open
+
+    def _open_memory(self) -> None:
+        self._shared = self._connect()
+        CHAT.apply(self._shared.db)
+
+    def _open_file(self, path: Path) -> None:
+        files.private_folder(path.parent)
+        files.private_file(path)
+        # SQLite would open a write-protected file silently for reading and fail at the first message.
+        for place in (path.parent, path):
+            if not access(place, W_OK):
+                raise StoreReadOnly(f"{place} cannot be written", "choose another folder with --data-dir, or open with --readonly")
+        db = self._link().db
+        self._enable_wal(db)
+        check_known(db)
+        if CHAT.pending(db):
+            with self.write():
+                # Another process may have been faster: look again under the write lock.
+                check_known(db)
+                CHAT.apply(db)
+
+    def _open_readonly(self, path: Path) -> None:
+        if not path.exists():
+            # Nothing was said yet, and nothing may be created: an empty database in memory stands in.
+            self._open_memory()
+            return
+        db = self._readable(path)
+        check_known(db)
+        if CHAT.pending(db):
+            # An older file in a folder that cannot be written: bring a copy in memory up to date.
+            self._shared = self._connect(":memory:")
+            db.conn.backup(self._shared.db.conn)
+            CHAT.apply(self._shared.db)
+
+    def _readable(self, path: Path) -> Database:
+        """A read-only connection, whatever the rights of the folder are."""
+        wal = path.with_name(path.name + "-wal")
+        # A database in WAL mode wants to make its shared-memory file even for reading. Where that is impossible it can
+        # still be read as a file that does not change, or, if a log with unmerged pages lies beside it, from a copy.
+        self._uri = f"{path.absolute().as_uri()}?mode=ro"
+        try:
+            return self._probe()
+        except sqlite3.OperationalError as error:
+            if (error.sqlite_errorcode & 0xFF) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                raise
+        if not wal.exists() or wal.stat().st_size == 0:
+            self._uri += "&immutable=1"
+            return self._probe()
+        self._copy = tempfile.TemporaryDirectory(prefix="dsv41chat-")
+        copy = Path(self._copy.name) / path.name
+        shutil.copyfile(path, copy)
+        shutil.copyfile(wal, copy.with_name(wal.name))
+        self._uri = copy.as_uri()
+        return self._probe()
+
+    def _probe(self) -> Database:
+        link = self._link()
+        try:
+            link.db.conn.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except BaseException:
+            del self._local.link
+            link.close()
+            raise
+        return link.db
+
+    def _enable_wal(self, db: Database) -> None:
+        # The switch needs the file alone for a moment and does not wait for its turn by itself. Some network file systems
+        # cannot do WAL at all; the database then keeps its rollback journal and works, with less room for two at once.
+        deadline = time.monotonic() + self._busy_s
+        while True:
+            try:
+                db.conn.execute("PRAGMA journal_mode=WAL").fetchone()
+                return
+            except sqlite3.OperationalError as error:
+                if (error.sqlite_errorcode & 0xFF) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def _connect(self, target: str | None = None) -> _Link:
+        if target is None:
+            target = self._uri or (str(self.path) if self.path is not None else ":memory:")
+        # isolation_level None: a transaction begins where this module says so and nowhere else.
+        conn = sqlite3.connect(
+            target, timeout=self._busy_s, isolation_level=None, check_same_thread=False, uri=target.startswith("file:")
+        )
+        link = _Link(Database(conn, recursive_triggers=False, execute_plugins=False))
+        conn.execute("PRAGMA foreign_keys=ON")
+        # A committed message survives a power cut; costs about 10 ms per commit.
+        conn.execute("PRAGMA synchronous=FULL")
+        conn.execute("PRAGMA secure_delete=ON")
+        with self._links_lock:
+            self._links.add(link)
+        return link
+
+    def _link(self) -> _Link:
+        if self._closed:
+            raise StoreClosed("the store is closed")
+        if self._shared is not None:
+            return self._shared
+        link = getattr(self._local, "link", None)
+        if link is None:
+            link = self._local.link = self._connect()
+        return link
