@@ -18,6 +18,7 @@ from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention import Attention
 from dsv41chat.engine.nn.engram import Engram
 from dsv41chat.engine.nn.hyper_connection import HyperConnection
+from dsv41chat.engine.nn.linear import Linear
 from dsv41chat.engine.nn.moe import MoE
 from dsv41chat.engine.ops.hyper import collapse, expand
 from dsv41chat.engine.ops.norm import rms
@@ -81,7 +82,7 @@ class TrunkV41:
     config: V41Config
     plan: tuple[LayerPlan, ...]
     embed: mx.array
-    head: mx.array
+    head: Linear
     norm: mx.array
     layers: list[Layer]
     hasher: NgramHasher | None
@@ -144,4 +145,4 @@ class TrunkV41:
     def logits(self, h: mx.array, pre: mx.array) -> mx.array:
         """float32 [n, vocab] from the streams after the last layer and the last `pre`."""
         x = rms(collapse(h, pre), self.norm, self.config.rms_norm_eps)
-        return x.astype(mx.float32) @ self.head.T
+        return self.head(x.astype(mx.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -71,7 +72,10 @@ class AttentionWeights:
 
 @dataclass
 class Attention:
-    """Window rows of this layer and, with a compress ratio, the picked entries of the owner layer. Duplicates are allowed."""
+    """Window rows of this layer and, with a compress ratio, the picked entries of the owner layer. Duplicates are allowed.
+
+    core: the attention core, `ops.attend.attend_rows` or what a route puts in its place.
+    """
 
     layer: LayerPlan
     weights: AttentionWeights
@@ -79,6 +83,7 @@ class Attention:
     indexer: Indexer | None
     cache_quant: bool
     dtype: mx.Dtype
+    core: Callable = attend_rows
 
     @classmethod
     def load(cls, c: V41Config, source: WeightSource, layer: LayerPlan, cache_quant: bool) -> Attention:
@@ -107,5 +112,5 @@ class Attention:
                 index, picked = rows.picked
                 keys = mx.concatenate([keys, lane.buffers[f"pool.{self.layer.kv_source}"][index[part]]], axis=1)
                 present = mx.concatenate([present, picked[part]], axis=1)
-            out.append(attend_rows(q[part], keys, present, self.weights.sink, self.weights.head_dim**-0.5))
+            out.append(self.core(q[part], keys, present, self.weights.sink, self.weights.head_dim**-0.5))
         return mx.concatenate(out) if len(out) > 1 else out[0]

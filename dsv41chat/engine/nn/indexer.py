@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -23,6 +24,8 @@ _TILE_BYTES = 256 * 2**20
 
 @dataclass
 class Indexer:
+    """score: `ops.attend.index_scores` or what a route puts in its place."""
+
     layer: LayerPlan
     wq_b: Linear | QuantizedLinear
     weights_proj: Linear
@@ -32,6 +35,7 @@ class Indexer:
     block: int
     blocks: int
     cache_quant: bool
+    score: Callable = index_scores
 
     @classmethod
     def load(cls, c: V41Config, source: WeightSource, layer: LayerPlan, cache_quant: bool) -> Indexer:
@@ -57,7 +61,7 @@ class Indexer:
         picked, masks = [], []
         for a in range(0, rows.n, step):
             part = slice(a, a + step)
-            score = index_scores(q[part], weight[part], keys, length[part])
+            score = self.score(q[part], weight[part], keys, length[part])
             if self.layer.makes_candidates:
                 masks.append(candidate_mask(score, length[part], self.block, self.blocks))
             elif self.layer.uses_candidates and rows.candidates is not None:

@@ -16,9 +16,9 @@ from dsv41chat.engine.pack.source import WeightSource
 class MoE:
     """w1 gate, w3 up, w2 down. The routing weight multiplies the activation, before the down projection."""
 
-    gate: mx.array
+    gate: Linear
     bias: mx.array
-    bias_image: mx.array
+    bias_image: mx.array | None
     w1: ExpertLinear | QuantizedExpertLinear
     w2: ExpertLinear | QuantizedExpertLinear
     w3: ExpertLinear | QuantizedExpertLinear
@@ -33,16 +33,17 @@ class MoE:
     dtype: mx.Dtype
 
     @classmethod
-    def load(cls, c: V41Config, source: WeightSource, prefix: str, experts: int, picks: int) -> MoE:
-        """prefix: such as `layers.0.ffn`; experts and picks differ between trunk and draft stages."""
+    def load(cls, c: V41Config, source: WeightSource, prefix: str, experts: int, picks: int, image_bias: bool = True) -> MoE:
+        """prefix: such as `layers.0.ffn`; experts and picks differ between trunk and draft stages. image_bias False: rows are text."""
         e = [source.experts(f"{prefix}.experts", w, experts) for w in ("w1", "w2", "w3")]
         s = [source.linear(f"{prefix}.shared_experts.{w}.weight") for w in ("w1", "w2", "w3")]
-        gate, bias, bias_image = (source.float32(f"{prefix}.gate.{name}") for name in ("weight", "bias", "bias_vl"))
+        gate = source.linear(f"{prefix}.gate.weight", rounds=False, dtype=mx.float32)
+        bias, bias_image = source.float32(f"{prefix}.gate.bias"), source.float32(f"{prefix}.gate.bias_vl") if image_bias else None
         return cls(gate, bias, bias_image, *e, *s, picks, c.routed_scaling_factor, c.gate_temp, c.swiglu_limit, c.scoring_func, source.dtype)
 
     def choose(self, x: mx.array, image: mx.array | None) -> tuple[mx.array, mx.array]:
         """x [n, D] -> (expert ids [n, picks] ascending, weights float32 [n, picks]). image [n]: rows of an image span."""
-        score = router_scores(x.astype(mx.float32) @ self.gate.T / self.gate_temp, self.scoring)
+        score = router_scores(self.gate(x.astype(mx.float32)) / self.gate_temp, self.scoring)
         bias = self.bias if image is None else mx.where(image[:, None], self.bias_image, self.bias)
         return route(score, bias, self.picks, self.factor)
 

@@ -142,8 +142,8 @@ def build_trunk(
     if c.engram and engram:
         hasher = NgramHasher(c.engram, load_token_map(pack.folder, c.vocab_size, cache_dir), c.image_token_id)
         tables = MappedTables(pack.table_refs)
-    embed, head, norm = source.array("embed.weight"), source.float32("head.weight"), source.float32("norm.weight")
-    mx.eval(embed, head, norm)
+    embed, head, norm = source.array("embed.weight"), source.linear("head.weight", rounds=False, dtype=mx.float32), source.float32("norm.weight")
+    mx.eval(embed, head.weight, norm)
     layers = []
     for plan in pack.plan:
         if cancel():
