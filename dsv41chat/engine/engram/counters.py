@@ -30,7 +30,7 @@ class TableCounters:
             self.fallbacks[reason] += 1
 
     def as_dict(self) -> dict:
-        names = ("lookups", "rows", "pages", "bytes", "row_cache_hits", "prefetched_pages", "cancelled", "dropped_pages")
+        names = ("lookups", "rows", "warm_rows", "cold_rows", "pages", "bytes", "row_cache_hits", "prefetched_pages", "cancelled", "dropped_pages")
         with self._lock:
             found: dict = {name: int(self._numbers[name]) for name in names}
             found |= {name: round(float(self._numbers[name]), 6) for name in ("wait_s", "host_s")}

@@ -176,7 +176,12 @@ class Ticket:
             raise EngineError(f"no rows of engram table {slot} were staged with this ticket")
         if job.cancelled:
             raise Cancelled("the rows were cancelled before they were read")
-        return self._reader._rows_of(job)
+        return self._reader.runner.rows_of(job)
+
+    def ready(self, slot: int) -> bool:
+        """Would rows(slot) return without waiting for a drive, as far as one can know?"""
+        job = self._jobs[slot]
+        return job is None or job.done.is_set() or (job.inline and job.path in ("direct", "resident"))
 
     def release(self, slot: int) -> None:
         """The rows were copied elsewhere; their buffer may be used again. Idempotent."""
