@@ -13,8 +13,11 @@ from dsv41chat.engine.backend import backend_info
 from dsv41chat.engine.chat.tokenizer import ChatTokenizer
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.draft.base import Drafter, PlainDrafter
+from dsv41chat.engine.engram.os_layer import PosixLayer
+from dsv41chat.engine.engram.reader import EngramReader
+from dsv41chat.engine.engram.table import EngramSettings
 from dsv41chat.engine.errors import PackDamaged, PackUnsupported
-from dsv41chat.engine.events import Loading, Residency, TableState
+from dsv41chat.engine.events import Loading, Residency
 from dsv41chat.engine.pack.build import Pack, build_trunk, open_pack
 from dsv41chat.engine.session import Session
 from dsv41chat.engine.trunk_v41 import TrunkV41
@@ -75,13 +78,29 @@ class Engine:
         wanted = drafter.block if mode == "auto" else int(mode)
         return max(0, min(wanted, drafter.block, remaining - 1))
 
+    @property
+    def tables(self) -> EngramReader | None:
+        return self.trunk.tables
+
     def residency(self) -> Residency:
-        layers = self.pack.config.engram.layer_ids if self.pack.config.engram else ()
-        return Residency(tuple(TableState(f"layers.{i}.engram", "probing") for i in layers))
+        return Residency(self.tables.residency() if self.tables is not None else ())
 
     def table_counters(self) -> dict[str, int]:
-        """Rows and bytes read from the tables since the engine was opened."""
-        return self.trunk.tables.counters() if self.trunk.tables is not None else {"cold_rows": 0, "warm_rows": 0, "bytes_read": 0}
+        """Rows and bytes read from the tables since the engine was opened; cold rows: read while the table was not warm."""
+        found = {"cold_rows": 0, "warm_rows": 0, "bytes_read": 0}
+        for counters in self.tables.counters().values() if self.tables is not None else ():
+            for name, key in (("cold_rows", "cold_rows"), ("warm_rows", "warm_rows"), ("bytes_read", "bytes")):
+                found[name] += counters.get(key, 0)
+        return found
+
+    def table_stats(self) -> dict[str, dict]:
+        """All counters of the tables, by table name, for `/stats` (engram/counters.py names them)."""
+        return self.tables.counters() if self.tables is not None else {}
+
+    def close(self) -> None:
+        """Stop the table reader's threads and close its files; the engine is not used again."""
+        if self.tables is not None:
+            self.tables.close()
 
 
 def open_engine(
@@ -93,6 +112,8 @@ def open_engine(
     context: int | None = None,
     cache_dir: Path | None = None,
     facts: MutableMapping[str, str] | None = None,
+    engram: EngramSettings | None = None,
+    os_layer: PosixLayer | None = None,
     progress: Callable[[Loading], None] = lambda event: None,
     cancel: Callable[[], bool] = lambda: False,
 ) -> Engine:
@@ -100,6 +121,7 @@ def open_engine(
 
     dtype: float32 or bfloat16, by default the device's. cache_quant, linear_input_fp8: the fake quantisation of the model.
     context: tokens, at most the pack's maximum. cache_dir: where derived token maps are kept. facts: measured verdicts, by key.
+    engram: how tables are read. os_layer: what the tables' reads ask instead of this system; for tests.
     Raises PackError, DoesNotFit or Cancelled.
     """
     pack = open_pack(folder)
@@ -116,6 +138,9 @@ def open_engine(
         cache_quant=cache_quant,
         linear_input_fp8=linear_input_fp8,
         cache_dir=cache_dir,
+        engram_settings=engram,
+        facts=facts,
+        os_layer=os_layer,
         progress=progress,
         cancel=cancel,
     )

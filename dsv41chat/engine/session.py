@@ -58,7 +58,8 @@ class Session:
                 f"the prompt has {len(prompt.ids):,} tokens, this build's context holds {self.engine.context_limit:,}",
                 "start a new conversation, or raise --context if memory admits",
             )
-        yield self.engine.residency()
+        if self.engine.tables is not None:
+            self.engine.tables.begin_request()
         turn = _Turn(self, prompt, sampling, Answer(self.engine.tokenizer, prompt, tuple(stop), min(max_tokens, room), loop_stop), draft, cancel)
         yield from turn.run()
 
@@ -86,15 +87,25 @@ class _Turn:
 
     def run(self) -> Iterator[Event]:
         began = time.perf_counter()
+        self.residency = self.session.engine.residency()
+        yield self.residency
         self.tables_before = self.session.engine.table_counters()
         finish = yield from self._prefill(began)
         decode_began = time.perf_counter()
         self.prefill_s = decode_began - began
+        yield from self._residency_change()
         if finish is None:
             finish = yield from self._decode(began)
         self.answer.finish(finish)
         yield from self.answer.take()
         yield self._done(finish, time.perf_counter() - decode_began)
+
+    def _residency_change(self) -> Iterator[Event]:
+        """Residency again when a table has turned cold or warm."""
+        now = self.session.engine.residency()
+        if [t.state for t in now.tables] != [t.state for t in self.residency.tables]:
+            self.residency = now
+            yield now
 
     def _prefill(self, began: float) -> Iterator[Event]:
         """All ids but the last one, in chunks that end on the engine's grid. Returns `cancelled` or None.
@@ -110,7 +121,8 @@ class _Turn:
                 return "cancelled"
             n = session.target.n
             end = min(len(ids) - 1, (n // chunk + 1) * chunk)
-            trial = session.target.rows(ids[n:end], logits_from=None, want_taps=drafter.needs_taps)
+            ahead = ids[end : max(end + 1, min(len(ids) - 1, end + chunk))]
+            trial = session.target.rows(ids[n:end], logits_from=None, want_taps=drafter.needs_taps, ahead=ahead)
             session.target.commit(trial, end - n)
             session.rows_run += end - n
             drafter.ingest(trial.taps, n, ids[n + 1 : end + 1])
@@ -139,6 +151,7 @@ class _Turn:
             self._count(result)
             pending, ended = result.emitted[-1], result.ended
             yield from answer.take()
+            yield from self._residency_change()
             if result.proposed:
                 yield DraftRound(depth, result.proposed, result.accepted)
         return ended

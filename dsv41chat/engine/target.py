@@ -22,8 +22,8 @@ class Target:
     def n(self) -> int:
         return self.lane.n
 
-    def rows(self, ids: Sequence[int], logits_from: int | None = 0, want_taps: bool = False) -> Trial:
-        """Forward of len(ids) >= 1 rows at positions n, n + 1, ...; drops an open trial.
+    def rows(self, ids: Sequence[int], logits_from: int | None = 0, want_taps: bool = False, ahead: Sequence[int] = ()) -> Trial:
+        """Forward of len(ids) >= 1 rows at positions n, n + 1, ...; drops an open trial. ahead: see `TrunkV41.forward`.
 
         More than `roll` rows overwrite what a rollback would need: such a trial can only be committed whole. When building the
         forward fails (a table row cannot be read), the lane is as it was before the call; when the device fails while computing,
@@ -38,7 +38,7 @@ class Target:
         lane.high = max(high, lane.n + len(ids))
         lane.ids[lane.n :] = [int(i) for i in ids]
         try:
-            trial = self.trunk.forward(lane, lane.ids[lane.n :], lane.n, logits_from, want_taps)
+            trial = self.trunk.forward(lane, lane.ids[lane.n :], lane.n, logits_from, want_taps, ahead)
         except BaseException:
             if held is not None:
                 lane.restore_rings(held)
@@ -52,6 +52,10 @@ class Target:
             raise
         self._open = trial
         return trial
+
+    def prefetch(self, position: int, token: int) -> None:
+        """`token` was chosen for `position`, after rows of the open trial: its table rows can be on their way already."""
+        self.trunk.prefetch(self.lane.ids, position, [token])
 
     def commit(self, trial: Trial, keep: int) -> None:
         """The first `keep` rows of the open trial count, the others never happened."""

@@ -7,13 +7,17 @@ rule, groups are pooled and experts summed in one fixed order. So a row's bits d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.config import V41Config
+from dsv41chat.engine.engram.fetch import Ticket
 from dsv41chat.engine.engram.hashing import NgramHasher
+from dsv41chat.engine.engram.reader import EngramReader
+from dsv41chat.engine.engram.values import take_values
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention import Attention
 from dsv41chat.engine.nn.engram import Engram
@@ -86,7 +90,7 @@ class TrunkV41:
     norm: mx.array
     layers: list[Layer]
     hasher: NgramHasher | None
-    tables: object | None
+    tables: EngramReader | None
     dtype: mx.Dtype
     tap_layers: tuple[int, ...] = ()
     frequencies: dict = field(default_factory=dict)
@@ -111,26 +115,51 @@ class TrunkV41:
     def new_lane(self) -> Lane:
         return Lane(self.lane_specs(), self.config.roll_rows)
 
-    def forward(self, lane: Lane, ids: list[int], start: int, logits_from: int | None = 0, want_taps: bool = False) -> Trial:
+    def prefetch(self, known: list[int], position: int, ids: Sequence[int]) -> None:
+        """Start bringing in the table rows of `ids`, which a later forward will have at `position`, after known[:position]."""
+        if self.hasher is not None and len(ids):
+            self.tables.prefetch(self._addresses(known, position, np.asarray(ids, np.int64)))
+
+    def _addresses(self, known: list[int], position: int, ids: np.ndarray) -> np.ndarray:
+        return self.hasher.rows(known[max(0, position - self.hasher.lookback) : position], ids)
+
+    def forward(
+        self, lane: Lane, ids: list[int], start: int, logits_from: int | None = 0, want_taps: bool = False, ahead: Sequence[int] = ()
+    ) -> Trial:
         """Rows of `ids` at positions start.. of `lane`, whose ids before `start` are the history.
 
-        logits_from: first row whose logits are wanted, None for none. Builds the graph only; `Target.rows` evaluates it.
+        logits_from: first row whose logits are wanted, None for none. ahead: ids that will follow, for read-ahead only.
+        Builds the graph; `Target.rows` evaluates it. Only where table rows are not there yet, the layers built so far are set
+        running while the drive works. Raises EngramReadError.
         """
         c, ids = self.config, np.asarray(ids, np.int64)
         rows = Rows(ids, start, c.sliding_window, c.ring_rows, self.frequencies, c.image_token_id)
-        addresses = self.hasher.rows(lane.ids[:start], ids) if self.hasher else None
+        ticket = None
+        if self.hasher is not None:
+            ticket = self.tables.stage(self._addresses(lane.ids, start, ids))
+            self.prefetch(lane.ids, start + len(ids), ahead)
+        try:
+            return self._run(lane, rows, ids, ticket, logits_from, want_taps)
+        finally:
+            if ticket is not None:
+                ticket.cancel()
+
+    def _run(self, lane: Lane, rows: Rows, ids: np.ndarray, ticket: Ticket | None, logits_from: int | None, want_taps: bool) -> Trial:
+        c = self.config
         h = mx.repeat(self.embed[mx.array(ids)][:, None], c.hc_mult, axis=1)
         pre = mx.broadcast_to(mx.array([1.0] + [0.0] * (c.hc_mult - 1)), h.shape[:2])
         taps = []
         for layer in self.layers:
-            if layer.engram is not None and addresses is not None:
+            if layer.engram is not None and ticket is not None:
                 slot = layer.plan.engram_slot
-                h = layer.engram(h, self.tables.values(slot, addresses[slot]).astype(self.dtype), rows.image)
+                if not ticket.ready(slot):
+                    mx.async_eval(h, pre)
+                h = layer.engram(h, take_values(ticket, slot).astype(self.dtype), rows.image)
             if want_taps and layer.plan.index in self.tap_layers:
                 taps.append(mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype))
             h, pre = self._layer(layer, lane, rows, h, pre)
         logits = self.logits(h[logits_from:], pre[logits_from:]) if logits_from is not None else None
-        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, h, pre)
+        return Trial(rows.start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, h, pre)
 
     def _layer(self, layer: Layer, lane: Lane, rows: Rows, h: mx.array, pre: mx.array) -> tuple[mx.array, mx.array]:
         """Staggered: each half collapses with the `pre` of the half before it, and spreads with its own `post` and `comb`."""

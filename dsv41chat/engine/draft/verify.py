@@ -48,9 +48,12 @@ def run_round(
     logits, emitted, ended = np.array(trial.logits), [], None
     for i in range(trial.count):
         token = select(logits[i], n + i + 1)
+        last = i == len(proposal) or token != proposal[i]
+        if last:
+            target.prefetch(n + i + 1, token)
         emitted.append(token)
         ended = emit(token)
-        if ended is not None or i == len(proposal) or token != proposal[i]:
+        if ended is not None or last:
             break
     target.commit(trial, len(emitted))
     drafter.ingest(None if trial.taps is None else trial.taps[: len(emitted)], n, tuple(emitted))

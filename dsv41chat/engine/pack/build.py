@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,9 @@ import mlx.core as mx
 from dsv41chat.engine.config import V41Config, family_of, parse_v41, read_config_json
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.engram.hashing import NgramHasher
-from dsv41chat.engine.engram.mapped import MappedTables
+from dsv41chat.engine.engram.os_layer import PosixLayer
+from dsv41chat.engine.engram.reader import EngramReader
+from dsv41chat.engine.engram.table import EngramSettings, TableRef, TableSpec, find_table
 from dsv41chat.engine.engram.token_map import load_token_map
 from dsv41chat.engine.errors import Cancelled, PackUnsupported
 from dsv41chat.engine.events import Loading
@@ -46,6 +48,14 @@ class Pack:
         """(rows, scales) per engram layer."""
         names = [f"layers.{i}.engram.embed.weight" for i in (self.config.engram.layer_ids if self.config.engram else ())]
         return [(self.index.tensors[n], self.index.tensors[scale_name(n)]) for n in names]
+
+    @property
+    def table_specs(self) -> list[TableSpec]:
+        """What the reader is given, in slot order. Raises PackError for a table that is absent or spelled twice."""
+        if (engram := self.config.engram) is None:
+            return []
+        refs = {n: TableRef(t.file, t.offset, t.dtype, t.shape) for n, t in self.index.tensors.items() if ".engram.embed." in n}
+        return [find_table(refs, layer, engram.head_dim, rows) for layer, rows in zip(engram.layer_ids, engram.table_rows)]
 
     @property
     def table_bytes(self) -> int:
@@ -128,12 +138,16 @@ def build_trunk(
     engram: bool = True,
     packed: bool | None = None,
     cache_dir: Path | None = None,
+    engram_settings: EngramSettings | None = None,
+    facts: MutableMapping[str, str] | None = None,
+    os_layer: PosixLayer | None = None,
     progress: Callable[[Loading], None] = lambda event: None,
     cancel: Callable[[], bool] = lambda: False,
 ) -> TrunkV41:
     """Materialise the trunk. cancel is asked between layers; raises Cancelled or PackError.
 
     engram False leaves the tables out: only tests and goldens ask for that. packed None decides by device and size.
+    engram_settings, facts, os_layer: as `EngramReader.open` takes them.
     """
     c, dtype = pack.config, dtype or default_dtype(pack)
     source = WeightSource(pack.index.tensors, dtype, stays_packed(pack) if packed is None else packed, linear_input_fp8)
@@ -141,7 +155,8 @@ def build_trunk(
     progress(Loading("map", 0, len(pack.table_refs), "rows"))
     if c.engram and engram:
         hasher = NgramHasher(c.engram, load_token_map(pack.folder, c.vocab_size, cache_dir), c.image_token_id)
-        tables = MappedTables(pack.table_refs)
+        progress(Loading("tables", 0, len(pack.table_specs), "rows"))
+        tables = EngramReader.open(pack.table_specs, engram_settings, facts, os_layer=os_layer)
     embed, head, norm = source.array("embed.weight"), source.linear("head.weight", rounds=False, dtype=mx.float32), source.float32("norm.weight")
     mx.eval(embed, head.weight, norm)
     layers = []
