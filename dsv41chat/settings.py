@@ -172,10 +172,17 @@ class Paths:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the terminal and the user's shell say. interactive programs as words, None when unset."""
+    """What the terminal and the user's shell say. interactive programs as words, None when unset.
+
+    ssh, tmux, wayland, display: whether the session runs over SSH, in tmux, and which desktop's clipboard it can reach.
+    """
 
     no_color: bool = False
     term: str = ""
+    ssh: bool = False
+    tmux: bool = False
+    wayland: bool = False
+    display: bool = False
     visual: str | None = None
     editor: str | None = None
     pager: str | None = None
@@ -428,6 +435,8 @@ def load_settings(
         environment=Environment(
             no_color=bool(environ.get("NO_COLOR")), term=environ.get("TERM", ""), visual=environ.get("VISUAL") or None,
             editor=environ.get("EDITOR") or None, pager=environ.get("PAGER") or None,
+            ssh=bool(environ.get("SSH_CONNECTION") or environ.get("SSH_TTY")), tmux=bool(environ.get("TMUX")),
+            wayland=bool(environ.get("WAYLAND_DISPLAY")), display=bool(environ.get("DISPLAY")),
         ),
         turn=MappingProxyType(dict(turn or {})),
         layers=MappingProxyType({name: MappingProxyType(layer) for name, layer in layers.items()}),

@@ -194,7 +194,9 @@ class _Turn:
         self.store.lock(self.conversation.id)
         if r.text is not None:
             parent_id = self.conversation.leaf_id if r.parent_id == LEAF else r.parent_id
-            self.parent = self.store.add_message(self.conversation.id, parent_id, "user", r.text)
+            self.parent = self.store.add_message(
+                self.conversation.id, parent_id, "user", r.text, queue_id=r.queue_id, clear_draft=r.clear_draft
+            )
             self.store.set_leaf(self.conversation.id, self.parent.id)
             return [Saved(self.parent)]
         message = self.store.message(r.regenerate or r.continue_from)
@@ -214,7 +216,7 @@ class _Turn:
             settings |= {"origin": {"name": build.name, "defaults": dict(build.defaults)}, "effort": options.effort}
         settings["build"] = build.name if build.embedded or self._registered(build) else str(build.folder)
         if settings != self.conversation.settings:
-            self.store.update_settings(self.conversation.id, settings)
+            self.store.set_settings(self.conversation.id, settings)
             self.conversation = self.store.conversation(self.conversation.id)
         return options
 

@@ -78,6 +78,7 @@ class TurnRequest:
     its new text under m.parent_id. regenerate: id of an answer, or of a user message: one more answer beside the others.
     continue_from: id of an answer that was cut: a sibling that starts with all of its text.
     build: a build argument (folder, name or prefix), None: the conversation's, the configured, the last used, the embedded.
+    queue_id, clear_draft: the text was waiting there; it leaves in the transaction that stores the message.
     """
 
     conversation_id: str | None = None
@@ -88,6 +89,8 @@ class TurnRequest:
     system: str | None = None
     title: str | None = None
     build: str | None = None
+    queue_id: int | None = None
+    clear_draft: bool = False
 
     def __post_init__(self):
         if sum(x is not None for x in (self.text, self.regenerate, self.continue_from)) != 1:
@@ -98,8 +101,8 @@ class TurnRequest:
 class AppStart:
     """What the command line asks of the full screen: `ui.app.run_app(controller, AppStart(...)) -> exit code`.
 
-    view: the conversation to open, None for a new one. prompt: put into the composer; attachments: (name, text) of files and
-    of piped input. build, system: for the first turn's TurnRequest. notices: sentences to show at start (interrupted answers,
+    view: the conversation to open, None for a new one. prompt: put into the composer, sent at once with `send`; attachments: (name, text) of
+    files and of piped input. build, system: for the first turn's TurnRequest. notices: sentences to show at start (interrupted answers,
     settings warnings, no conversation to continue). backend_missing: the one line to show when nothing can be loaded.
     theme, mouse: None leaves the setting. program: the name under which the program was called.
     """
@@ -113,6 +116,7 @@ class AppStart:
     notices: tuple[str, ...] = ()
     backend_missing: str | None = None
     pick: bool = False
+    send: bool = False
     readonly: bool = False
     theme: str | None = None
     mouse: bool | None = None

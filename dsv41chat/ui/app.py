@@ -1,0 +1,255 @@
+"""The full screen application: start, themes, signals, and the way out that leaves the terminal as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from textual import events
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
+from textual.theme import Theme
+
+from dsv41chat.store import StoreError
+from dsv41chat.ui.keymap import KEYS, clashes
+from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.screens.chat import ChatScreen
+from dsv41chat.ui.screens.dialogs import TooSmallScreen
+from dsv41chat.ui.turn import TurnController
+from dsv41chat.ui.turn_events import AppStart
+
+if TYPE_CHECKING:
+    from dsv41chat.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MIN_WIDTH, MIN_HEIGHT = 40, 10
+STOP_WAIT_S = 5.0
+THEMES = {"auto": "dark", "dark": "dark", "light": "light", "high-contrast": "high-contrast", "ansi": "ansi-dark"}
+
+
+class ChatApp(App[int]):
+    """controller: with the store, the host and the settings, all made by the caller, who also closes them."""
+
+    CSS_PATH = "app.tcss"
+    TITLE = "dsv41chat"
+    ENABLE_COMMAND_PALETTE = True
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-normal"), (120, "-wide")]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (16, "-tall")]
+    BINDINGS = [Binding("ctrl+q", "quit_now", "Quit", show=False, system=True)]
+
+    def __init__(self, controller: TurnController, start: AppStart | None = None):
+        super().__init__()
+        self.controller = controller
+        self.settings: Settings = controller.settings
+        self.store = controller.store
+        self.host = controller.host
+        self.begin = start or AppStart()
+        self.build = self.begin.build
+        self.readonly = self.begin.readonly or self.store.readonly
+        self.unsaved = ""
+        self.last_conversation: str | None = None
+        self.user_keys = dict(self.settings.keys)
+        self.failure = ""
+        self._leaving = False
+
+    @property
+    def surroundings(self) -> Any:
+        return self.settings.environment
+
+    # Start --------------------------------------------------------------------------------------------------------------
+
+    def on_mount(self) -> None:
+        self.register_theme(HIGH_CONTRAST)
+        for name, base in (("dark", "textual-dark"), ("light", "textual-light")):
+            theme = self.available_themes[base]
+            self.register_theme(Theme(**{**theme.__dict__, "name": name, "variables": {**theme.variables, **READABLE[name]}}))
+        wanted = self.begin.theme or self.settings.ui.theme
+        self.theme = THEMES.get(wanted, wanted) if THEMES.get(wanted, wanted) in self.available_themes else "dark"
+        self.set_keymap({name: key for name, key in self.user_keys.items()})
+        if self.settings.ui.reduced_motion:
+            self.animation_level = "none"
+        self._handle_signals()
+        self.push_screen(ChatScreen())
+        # The engine thread and the interpreter share one lock; short turns keep keys quick while it holds it.
+        sys.setswitchinterval(0.001)
+
+    async def start_up(self, chat: ChatScreen) -> None:
+        """Opens what the command line asked for, once the screen is there."""
+        begin = self.begin
+        for problem in clashes(self.user_keys):
+            chat.tell(problem, "warning")
+        if begin.view is not None:
+            await chat.open_conversation(begin.view)
+        else:
+            chat.clear_conversation()
+            chat.restore_draft(await asyncio.to_thread(self.store.draft, None))
+            chat.composer.prompts = list(reversed(await asyncio.to_thread(self.store.prompt_history, None)))
+        for text in [*begin.notices, *([begin.backend_missing] if begin.backend_missing else [])]:
+            chat.add_notice(text)
+        if not begin.save:
+            self.unsaved = "--no-save"
+            chat.show_header()
+        for name, text in begin.attachments:
+            chat.composer.insert(chat.composer.add_chip("file", text, name) + " ")
+        if begin.prompt:
+            chat.composer.insert(begin.prompt)
+            if begin.send:
+                chat.composer.submit()
+        if begin.pick:
+            chat.action_conversations()
+
+    # Signals and the way out --------------------------------------------------------------------------------------------
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is None:
+                continue
+            try:
+                loop.add_signal_handler(number, self._signalled, number)
+            except (NotImplementedError, RuntimeError, ValueError):
+                # No main thread (tests), or a platform without such handlers.
+                return
+
+    def _signalled(self, number: int) -> None:
+        self.leave(128 + number)
+
+    def leave(self, code: int = 0) -> None:
+        """Stops a running turn, stores what is open and ends with `code`."""
+        if self._leaving:
+            return
+        self._leaving = True
+        self.controller.cancel()
+        for screen in self.screen_stack:
+            if isinstance(screen, ChatScreen):
+                screen.save_draft()
+                if screen.pump.running:
+                    self.run_worker(self._leave_after(screen, code), group="leave")
+                    return
+        self.exit(code)
+
+    async def _leave_after(self, chat: ChatScreen, code: int) -> None:
+        deadline = time.monotonic() + STOP_WAIT_S
+        while chat.pump.running and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if chat.pump.running:
+            # The engine does not answer: keep what was produced and go.
+            self.controller.abort()
+            await asyncio.to_thread(chat.pump.join, 1.0)
+        self.exit(code)
+
+    def action_quit_now(self) -> None:
+        self.leave()
+
+    def turn_over(self) -> None:
+        """A turn has ended (the screen has shown its end)."""
+
+    def opened(self, conversation_id: str) -> None:
+        self.last_conversation = conversation_id
+
+    def not_saved(self, error: StoreError | str) -> None:
+        """The store refused: the conversation goes on, and the header says so until something is stored again."""
+        text = str(error)
+        if self.unsaved != text:
+            self.unsaved = text
+            self.notify(visible_line(f"Not saved: {text}"), severity="error", markup=False, timeout=10)
+            for screen in self.screen_stack:
+                if isinstance(screen, ChatScreen):
+                    screen.show_header()
+
+    def _handle_exception(self, error: Exception) -> None:
+        """A bug: the terminal is restored by the base class; the traceback goes to the log, one paragraph to the user."""
+        log.error("the application failed", exc_info=error)
+        self.failure = f"{type(error).__name__}: {visible_line(str(error))}"
+        super()._handle_exception(error)
+
+    def _fatal_error(self) -> None:
+        # Rich tracebacks would scroll the paragraph away; tests still see the exception.
+        self._close_messages_no_wait()
+
+    # Terminal -----------------------------------------------------------------------------------------------------------
+
+    def on_resize(self, event: events.Resize) -> None:
+        small = event.size.width < MIN_WIDTH or event.size.height < MIN_HEIGHT
+        screen = self.screen
+        if isinstance(screen, TooSmallScreen):
+            if small:
+                screen.show(event.size.width, event.size.height, self._small_note())
+            else:
+                self.pop_screen()
+        elif small and len(self.screen_stack) > 1:
+            stand_in = TooSmallScreen()
+            stand_in.show(event.size.width, event.size.height, self._small_note())
+            self.push_screen(stand_in)
+
+    def _small_note(self) -> str:
+        chat = next((screen for screen in self.screen_stack if isinstance(screen, ChatScreen)), None)
+        if chat is None or not chat.status.running:
+            return ""
+        return f"Generation continues: {chat.status.thinking + chat.status.answer} tok"
+
+    def write_terminal(self, sequence: str) -> None:
+        """Writes a control sequence of our own to the terminal."""
+        if self._driver is not None:
+            self._driver.write(sequence)
+
+    def write_copy(self, text: str) -> Path:
+        """The last resort of copying: a private file in the state folder."""
+        from dsv41chat.store.files import write_private
+
+        path = self.settings.paths.state / "copied.txt"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(path, text.encode("utf-8", "replace"))
+        return path
+
+    # Palette ------------------------------------------------------------------------------------------------------------
+
+    def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
+        """Every action of the keymap; those without a key too."""
+        if not isinstance(screen, ChatScreen):
+            return
+        for key in KEYS:
+            if key.fixed or key.id == "app.palette" or key.id.startswith("list.recent"):
+                continue
+            yield SystemCommand(key.title, key.help, self._runner(screen, key.action))
+
+    def _runner(self, screen: Screen, action: str):
+        async def run() -> None:
+            await self.run_action(action, screen)
+
+        return run
+
+
+HIGH_CONTRAST = Theme(
+    name="high-contrast", dark=True, primary="#66ccff", secondary="#ffff66", accent="#ffcc00", foreground="#ffffff", background="#000000",
+    surface="#000000", panel="#1a1a1a", success="#66ff66", warning="#ffcc00", error="#ff8080",
+    variables={"text-muted": "#e0e0e0", "border": "#ffffff", "border-blurred": "#b0b0b0"},
+)  # fmt: skip
+# Contrast of at least 4.5:1 for all text, checked by tests/ui/test_themes.py.
+READABLE = {
+    "dark": {"text-muted": "#a8a8a8", "border-blurred": "#606060"},
+    "light": {"text-muted": "#555555", "border-blurred": "#909090"},
+}
+
+
+def run_app(controller: TurnController, start: AppStart | None = None) -> int:
+    """Runs the full screen until the user leaves. Returns the exit code; the terminal is as it was before."""
+    app = ChatApp(controller, start)
+    mouse = app.settings.ui.mouse if app.begin.mouse is None else app.begin.mouse
+    result = app.run(mouse=mouse)
+    program = app.begin.program
+    if app.failure:
+        print(f"{program} has failed: {app.failure}\nThe details are in {app.settings.paths.log / 'dsv41chat.log'}.", file=sys.stderr)
+        result = 1
+    if app.last_conversation and app.begin.save:
+        print(f"resume with: {program} --resume {app.last_conversation}", file=sys.stderr)
+    return result if result is not None else (app.return_code or 0)

@@ -1,0 +1,44 @@
+"""Messages between the widgets of the full screen. Small, frozen in meaning: what happened, not what to do."""
+
+from __future__ import annotations
+
+from textual.message import Message
+
+
+class Submitted(Message):
+    """The composer was sent. text: exactly what the user sees, chips expanded."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.text = text
+
+
+class DraftChanged(Message):
+    """The composer's text changed; only the last one matters."""
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, DraftChanged)
+
+
+class RecallQueued(Message):
+    """Up was pressed in an empty composer: the last queued message may come back for editing."""
+
+
+class Hint(Message):
+    """A line for the user that is not worth a notice that stays."""
+
+    def __init__(self, text: str, severity: str = "information"):
+        super().__init__()
+        self.text, self.severity = text, severity
+
+
+class TurnEvents(Message):
+    """Events of the running turn, in order."""
+
+    def __init__(self, events: list):
+        super().__init__()
+        self.events = events
+
+
+class TurnEnded(Message):
+    """The turn's thread is done; its last event was delivered before."""

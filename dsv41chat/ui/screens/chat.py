@@ -1,0 +1,399 @@
+"""The chat screen: layout, opening conversations, and what the keys do that concern the screen as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widgets import Static
+
+from dsv41chat.engine.errors import EngineError
+from dsv41chat.store import StoreError
+from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, TRANSCRIPT, bindings, shown_keys
+from dsv41chat.ui.messages import DraftChanged, Hint, Submitted
+from dsv41chat.ui.present import entry_of, first_start_line, notice
+from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.screens.chat_messages import MessageActions
+from dsv41chat.ui.screens.chat_turns import TurnActions
+from dsv41chat.ui.screens.conversations import ConversationsScreen
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
+from dsv41chat.ui.turn_events import ConversationView
+from dsv41chat.ui.widgets.composer import Composer
+from dsv41chat.ui.widgets.sidebar import Sidebar
+from dsv41chat.ui.widgets.status_line import HeaderLine, KeyLine, StatusLine
+from dsv41chat.ui.widgets.transcript import Transcript
+
+WIDE, NORMAL, SIDEBAR_MIN = 120, 80, 90
+DRAFT_S = 1.0
+
+
+class ChatTranscript(Transcript):
+    BINDINGS = bindings(TRANSCRIPT)
+
+
+@dataclass
+class Opened:
+    """What is read from the store when a conversation is opened."""
+
+    view: Any
+    forks: dict[str, tuple[int, int]]
+    history: list[str]
+    draft: Any
+    queue: list
+
+
+class ChatScreen(TurnActions, MessageActions, Screen):
+    """One conversation at a time; which one may change while the screen stays."""
+
+    BINDINGS = bindings(CHAT) + bindings(GLOBAL)
+    AUTO_FOCUS = "#composer"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conversation: Any = None
+        self.leaf_id: str | None = None
+        self.readonly = False
+        self.forks: dict[str, tuple[int, int]] = {}
+        self._draft_timer: Any = None
+        self._sidebar_wanted: bool | None = None
+        self._header_build = ""
+        self.init_turns()
+        self.init_messages()
+
+    def compose(self) -> ComposeResult:
+        yield HeaderLine(id="header")
+        with Horizontal(id="middle"):
+            yield Sidebar(id="sidebar")
+            with Vertical(id="main"):
+                yield ChatTranscript(id="transcript")
+                yield Static("▁▁ new text below · ctrl+End ▁▁", id="badge", markup=False)
+        yield Static("", id="queue", markup=False)
+        yield Static("", id="above", markup=False)
+        yield Composer(burst_paste=self.app.settings.ui.burst_paste, id="composer")
+        yield StatusLine(id="status")
+        yield KeyLine(id="keys")
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one("#transcript", Transcript)
+
+    @property
+    def composer(self) -> Composer:
+        return self.query_one("#composer", Composer)
+
+    def on_mount(self) -> None:
+        self.transcript.configure(wrap_code=self.app.settings.ui.wrap_code, math=self.app.settings.ui.math)
+        self.show_header()
+        self.show_status()
+        self.show_keys()
+        self.run_worker(self.app.start_up(self), exclusive=True, group="open")
+
+    # Opening ------------------------------------------------------------------------------------------------------------
+
+    async def open_conversation(self, ref: str | ConversationView, leaf: str | None = None, message: str | None = None) -> bool:
+        """Shows a stored conversation (a reference, or a view of it). message: select this one. Returns whether it was opened."""
+        if self.pump.running:
+            self.tell("Stop the running answer first (esc), then open another conversation.", "warning")
+            return False
+        try:
+            opened = await asyncio.to_thread(self._read, ref, leaf)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return False
+        view = opened.view
+        if self.conversation is None or self.conversation.id != view.conversation.id:
+            self._leave()
+        self.app.opened(view.conversation.id)
+        self.conversation, self.readonly, self.forks = view.conversation, view.readonly or self.app.readonly, opened.forks
+        self.leaf_id = view.messages[-1].id if view.messages else None
+        entries = [self.make_entry(item) for item in view.messages]
+        entries += self._opening_notices(view)
+        self.transcript.set_entries(entries)
+        self.composer.prompts = list(reversed(opened.history))
+        self.restore_draft(opened.draft)
+        self.show_queue(opened.queue)
+        self._status_of(view.messages)
+        self.show_header()
+        self.query_one(Sidebar).reload(self.conversation.id)
+        if message is not None:
+            self.select_message(message)
+        return True
+
+    def _read(self, ref: str | ConversationView, leaf: str | None) -> Opened:
+        store = self.app.store
+        view = self.app.controller.open(ref, leaf=leaf) if isinstance(ref, str) else ref
+        key = view.conversation.id
+        return Opened(view, store.forks(key), store.prompt_history(key), store.draft(key), store.queued(key))
+
+    def make_entry(self, message: Any):
+        entry = entry_of(message, self.branch_of(message.id))
+        entry.thinking_view = self.thinking_view
+        return entry
+
+    def branch_of(self, message_id: str) -> str:
+        place = self.forks.get(message_id)
+        return f"{place[0]}/{place[1]}" if place else ""
+
+    def _opening_notices(self, view: Any) -> list:
+        notices = []
+        if view.readonly:
+            where = f" by process {view.holder}" if view.holder else ""
+            notices.append(notice(f"Open{where} elsewhere: read-only here.", error=True))
+        if view.interrupted:
+            notices.append(notice("The last answer was interrupted; what had arrived is kept. ctrl+R answers again, e continues it."))
+        return notices
+
+    def _status_of(self, messages: Any) -> None:
+        """The context figures of the newest answer, until a turn brings its own."""
+        usage = next((item.usage for item in reversed(messages) if item.role == "assistant" and item.usage), None) or {}
+        self.status.context_used = usage.get("context_used", 0)
+        self.status.context_limit = usage.get("context_limit", self.status.context_limit)
+        self.status.cached = None
+        self.status.phase = "idle"
+        self.show_status()
+
+    def _leave(self) -> None:
+        """Gives the conversation on screen back."""
+        self.save_draft()
+        if self.conversation is not None and not self.readonly:
+            try:
+                self.app.store.unlock(self.conversation.id)
+            except StoreError:
+                # The lock ends with this process anyway.
+                pass
+
+    def clear_conversation(self) -> None:
+        """An empty screen for a conversation that does not exist yet."""
+        self._leave()
+        self.conversation, self.leaf_id, self.readonly, self.forks = None, None, self.app.readonly, {}
+        self.transcript.set_entries([])
+        self.composer.reset()
+        self.show_queue([])
+        self._status_of(())
+        self.show_header()
+        self.welcome()
+        self.query_one(Sidebar).reload(None)
+
+    def welcome(self) -> None:
+        """The line of an empty conversation: which build will answer."""
+        try:
+            ref = self.app.host.resolve(self.app.build)
+        except EngineError as error:
+            self.transcript.append(notice(f"{error} {error.hint}".strip(), error=True))
+            return
+        self._header_build = ref.name
+        self.show_header()
+        if ref.embedded:
+            self.transcript.append(notice(first_start_line(ref.folder, ref.name), "welcome"))
+        else:
+            self.transcript.append(notice(f"{visible_line(ref.name)} will answer.", "welcome"))
+
+    # Lines around the transcript ----------------------------------------------------------------------------------------
+
+    def show_header(self) -> None:
+        title = (self.conversation.title if self.conversation else "") or "New conversation"
+        view = self.app.host.view
+        name = view.name if view is not None else self._header_build
+        right = [name]
+        try:
+            effort = self.app.controller.options(self.conversation, view).effort
+            right.append("" if effort == "off" else f"effort {effort}")
+        except (StoreError, EngineError, ValueError):
+            right.append("")
+        if (entry := next((item for item in reversed(self.transcript.entries) if item.branch), None)) is not None:
+            right.append(f"branch {entry.branch}")
+        if self.readonly:
+            right.insert(0, "read-only")
+        if self.app.unsaved:
+            right.insert(0, "not saved")
+        self.query_one("#header", HeaderLine).show(title, right)
+
+    def show_status(self) -> None:
+        self.query_one("#status", StatusLine).show(self.status.fields())
+
+    def show_keys(self) -> None:
+        contexts = [TRANSCRIPT] if isinstance(self.focused, Transcript) else [COMPOSER, CHAT, GLOBAL]
+        keys = shown_keys(self.app.user_keys, contexts)
+        if not isinstance(self.focused, Transcript):
+            keys = [(key, label) for key, label in keys if label != "stop" or self.pump.running]
+        self.query_one("#keys", KeyLine).show(keys)
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        self.show_keys()
+
+    @on(Transcript.FollowChanged)
+    def _follow_changed(self, event: Transcript.FollowChanged) -> None:
+        self.query_one("#badge").display = not event.follow and self.transcript.unseen
+
+    def tell(self, text: str, severity: str = "information") -> None:
+        """A notice that goes away by itself."""
+        self.notify(visible_line(text), severity=severity, markup=False, timeout=8 if severity == "error" else 4)
+
+    @on(Hint)
+    def _hint(self, event: Hint) -> None:
+        self.tell(event.text, event.severity)
+
+    def show_text(self, title: str, text: str) -> None:
+        self.app.push_screen(TextScreen(title, text))
+
+    # Layout -------------------------------------------------------------------------------------------------------------
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._place_sidebar(event.size.width)
+        self.composer.styles.max_height = max(1, int(event.size.height * 0.4))
+
+    def _place_sidebar(self, width: int) -> None:
+        wanted = self._sidebar_wanted
+        if wanted is None:
+            setting = self.app.settings.ui.sidebar
+            wanted = setting == "show" or (setting == "auto" and width >= WIDE)
+        sidebar = self.query_one(Sidebar)
+        shown = wanted and width >= SIDEBAR_MIN
+        if shown != sidebar.display:
+            sidebar.display = shown
+            if shown:
+                sidebar.reload(self.conversation.id if self.conversation else None)
+
+    def action_sidebar(self) -> None:
+        if self.size.width < SIDEBAR_MIN:
+            self.tell(f"The sidebar needs {SIDEBAR_MIN} columns; ctrl+O lists conversations.")
+            return
+        self._sidebar_wanted = not self.query_one(Sidebar).display
+        self._place_sidebar(self.size.width)
+
+    @on(Sidebar.Chosen)
+    def _sidebar_chosen(self, event: Sidebar.Chosen) -> None:
+        self._open_soon(event.conversation_id)
+        self.composer.focus()
+
+    # Drafts -------------------------------------------------------------------------------------------------------------
+
+    @on(DraftChanged)
+    def _draft_changed(self) -> None:
+        if self._draft_timer is None:
+            self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
+
+    def save_draft(self) -> None:
+        """Stores what is in the composer, so that it is there after any end of the program."""
+        if self._draft_timer is not None:
+            self._draft_timer.stop()
+            self._draft_timer = None
+        if self.readonly or self.app.readonly or not self.is_mounted:
+            return
+        key = self.conversation.id if self.conversation else None
+        text = self.composer.text
+        meta = {"chips": self.composer.chips} if text and self.composer.chips else None
+        try:
+            self.app.store.save_draft(key, text, editing=self.editing, meta=meta)
+        except StoreError as error:
+            self.app.not_saved(error)
+
+    def restore_draft(self, draft: Any) -> None:
+        self.composer.reset(draft.text if draft else "")
+        if draft and draft.meta:
+            self.composer.chips.update(draft.meta.get("chips", {}))
+
+    # Global actions -----------------------------------------------------------------------------------------------------
+
+    def action_escape(self) -> None:
+        """Stops what runs; else closes what is open; else goes to the composer."""
+        if self.pump.running:
+            self.stop_turn()
+        elif not self.cancel_edit():
+            self.composer.focus()
+
+    def action_interrupt(self) -> None:
+        """ctrl+C: copy a selection, stop, clear the composer, or say how to quit; twice quits."""
+        if selection := self.get_selected_text():
+            self.copy_text(selection, "selection")
+            self.clear_selection()
+        elif isinstance(self.focused, Composer) and self.composer.selected_text:
+            self.copy_text(self.composer.selected_text, "selection")
+        elif self.pump.running:
+            self.stop_turn()
+        elif self.composer.text:
+            self.composer.reset()
+            self.tell("Cleared; ctrl+Z brings it back.")
+        elif time.monotonic() - self._interrupted < 2:
+            self.app.leave()
+        else:
+            self._interrupted = time.monotonic()
+            self.tell("ctrl+Q quits (or ctrl+C again).")
+
+    _interrupted = -10.0
+
+    def action_quit_asking(self) -> None:
+        if not self.pump.running or not self.app.settings.ui.confirm_quit:
+            self.app.leave()
+            return
+        choices = [("quit", "stop the answer and quit"), ("stay", "keep running")]
+        self.app.push_screen(AskScreen("An answer is running.", choices), lambda answer: self.app.leave() if answer == "quit" else None)
+
+    def action_new_conversation(self) -> None:
+        if self.pump.running:
+            self.tell("Stop the running answer first (esc).", "warning")
+        else:
+            self.clear_conversation()
+            self.composer.focus()
+
+    def action_conversations(self) -> None:
+        current = self.conversation.id if self.conversation else None
+        self.app.push_screen(ConversationsScreen(self.app.store, current), self._list_closed)
+
+    def _list_closed(self, result: tuple[str, str] | None) -> None:
+        if result is None:
+            self.query_one(Sidebar).reload(self.conversation.id if self.conversation else None)
+            return
+        what, key = result
+        if what == "open":
+            self._open_soon(key)
+        elif what == "new":
+            self.action_new_conversation()
+
+    def _open_soon(self, ref: str, message: str | None = None) -> None:
+        self.run_worker(self.open_conversation(ref, message=message), exclusive=True, group="open")
+
+    def action_recent(self, number: int) -> None:
+        rows = self.app.store.list_conversations(None, 9)
+        if number <= len(rows):
+            self._open_soon(rows[number - 1].id)
+
+    def action_redraw(self) -> None:
+        self.app.refresh(repaint=True, layout=True)
+
+    def action_page(self, direction: int) -> None:
+        self.transcript.page(direction)
+
+    def action_transcript_home(self) -> None:
+        self.transcript.home()
+
+    def action_transcript_end(self) -> None:
+        self.transcript.end()
+
+    def action_rename(self) -> None:
+        if self.conversation is None:
+            self.tell("Nothing to rename yet.")
+            return
+        self.app.push_screen(LineScreen("New title (empty: from the first message)", self.conversation.title), self._renamed)
+
+    def _renamed(self, title: str | None) -> None:
+        if title is None:
+            return
+        try:
+            self.app.store.rename(self.conversation.id, title)
+            self.conversation = self.app.store.conversation(self.conversation.id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+        self.show_header()
+        self.query_one(Sidebar).reload(self.conversation.id)
+
+    @on(Submitted)
+    def _submitted(self, event: Submitted) -> None:
+        event.stop()
+        self.submit(event.text)

@@ -1,0 +1,271 @@
+"""The part of the chat screen that acts on messages: select, copy, fold, edit, regenerate, branches, find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.widgets import Static
+
+from dsv41chat.store import StoreError
+from dsv41chat.ui.clipboard import copy as copy_to_clipboard
+from dsv41chat.ui.present import notice
+from dsv41chat.ui.render.entry import ANSWER, USER, Entry
+from dsv41chat.ui.screens.dialogs import AskScreen
+from dsv41chat.ui.turn_events import TurnRequest
+
+
+class MessageActions:
+    """Mixed into ChatScreen."""
+
+    def init_messages(self) -> None:
+        self.editing: str | None = None
+        self.thinking_view = self.app.settings.ui.thinking
+        self._hits: list[tuple[Entry, int]] = []
+        self._hit = -1
+
+    # Which message ------------------------------------------------------------------------------------------------------
+
+    def _last(self, role: str) -> Entry | None:
+        return next((entry for entry in reversed(self.transcript.entries) if entry.role == role), None)
+
+    def select_message(self, message_id: str) -> None:
+        index = next((index for index, entry in enumerate(self.transcript.entries) if entry.key == message_id), None)
+        if index is not None:
+            self.transcript.focus()
+            self.transcript.select(index)
+
+    def action_select(self, step: int) -> None:
+        self.transcript.select_by(step)
+
+    def action_select_edge(self, last: bool) -> None:
+        self.transcript.select_edge(last)
+
+    def action_shift(self, direction: int) -> None:
+        self.transcript.shift(direction)
+
+    # View ---------------------------------------------------------------------------------------------------------------
+
+    def action_toggle_thinking(self) -> None:
+        self._toggle(next((entry for entry in reversed(self.transcript.entries) if entry.thinking), None))
+
+    def action_fold_selected(self) -> None:
+        self._toggle(self.transcript.selected_entry)
+
+    def _toggle(self, entry: Entry | None) -> None:
+        if entry is None or not entry.thinking:
+            self.tell("No thinking to unfold.")
+            return
+        entry.thinking_view = "fold" if entry.thinking_view == "show" else "show"
+        self.transcript.changed(entry)
+
+    def action_thinking_all(self, view: str) -> None:
+        self.thinking_view = view
+        for entry in self.transcript.entries:
+            entry.thinking_view = view
+        self.transcript.configure()
+
+    def action_wrap_code(self) -> None:
+        self.transcript.configure(wrap_code=not self.transcript.wrap_code)
+
+    # Copy ---------------------------------------------------------------------------------------------------------------
+
+    def copy_text(self, text: str, what: str) -> None:
+        """To the clipboard by whatever route works; says which."""
+        self.run_worker(self._copy(text, what), group="copy")
+
+    async def _copy(self, text: str, what: str) -> None:
+        route = await copy_to_clipboard(text, self.app)
+        self.tell(f"{what}, {len(text):,} characters: {route}")
+
+    def action_copy_message(self) -> None:
+        entry = self.transcript.selected_entry
+        if entry is not None:
+            self.copy_text(entry.text, "message")
+
+    def action_copy_code(self) -> None:
+        entry = self.transcript.selected_entry
+        blocks = entry.code_blocks() if entry is not None and entry.role == ANSWER else []
+        if not blocks:
+            self.tell("No code block in this message.")
+        elif len(blocks) == 1:
+            self.copy_text(blocks[0], "code")
+        else:
+            choices = [(str(number), f"[{number}] {block.strip().splitlines()[0] if block.strip() else ''}") for number, block in enumerate(blocks)]
+            choices = [(name, f"[{int(name) + 1}]{label.partition(']')[2]}") for name, label in choices]
+            self.app.push_screen(
+                AskScreen("Which code block?", choices), lambda name: name is not None and self.copy_text(blocks[int(name)], "code")
+            )
+
+    # Edit and regenerate ------------------------------------------------------------------------------------------------
+
+    def _may_run(self) -> bool:
+        if self.pump.running:
+            self.tell("Stop the running answer first (esc).", "warning")
+        elif self.readonly:
+            self.tell("This conversation is read-only here.", "warning")
+        else:
+            return True
+        return False
+
+    def action_regenerate(self) -> None:
+        """One more answer to the last question."""
+        entry = next((entry for entry in reversed(self.transcript.entries) if entry.message is not None), None)
+        self._regenerate(entry)
+
+    def action_regenerate_selected(self) -> None:
+        self._regenerate(self.transcript.selected_entry)
+
+    def _regenerate(self, entry: Entry | None) -> None:
+        if entry is None or entry.message is None:
+            self.tell("There is nothing to answer again yet.")
+        elif self._may_run():
+            self._drop_from(entry, keep=entry.role == USER)
+            self.start(TurnRequest(self.conversation.id, regenerate=entry.message.id, build=self.app.build))
+
+    def action_continue_answer(self) -> None:
+        entry = self.transcript.selected_entry if self.transcript.has_focus else None
+        self._continue(entry if entry is not None and entry.role == ANSWER else self._last(ANSWER))
+
+    def _continue(self, entry: Entry | None) -> None:
+        if entry is None or entry.message is None or entry.message.state == "complete" and entry.message.finish == "stop":
+            self.tell("This answer is complete; there is nothing to continue.")
+        elif self._may_run():
+            kept = entry.message
+            self._drop_from(entry, keep=False)
+            self.start(TurnRequest(self.conversation.id, continue_from=kept.id, build=self.app.build))
+            self._answer.feed("thinking", kept.thinking or "")
+            self._answer.feed("answer", kept.text)
+            self.transcript.changed(self._answer)
+
+    def _drop_from(self, entry: Entry, keep: bool) -> None:
+        """Takes what follows (and, unless kept, the entry itself) off the screen; it stays stored as a branch."""
+        index = self.transcript.index_of(entry)
+        entries = self.transcript.entries[: index + 1 if keep else index]
+        hidden = len([one for one in self.transcript.entries[len(entries) :] if one.message is not None]) - (not keep)
+        self.transcript.set_entries(entries)
+        if hidden > 0:
+            self.tell(f"{hidden} later message{'s' if hidden > 1 else ''} stay on the other branch; [ and ] switch.")
+
+    def action_edit_message(self) -> None:
+        entry = self.transcript.selected_entry
+        if entry is None or entry.message is None or not self._may_run():
+            return
+        if entry.role == ANSWER:
+            self._continue(entry)
+        else:
+            self.begin_edit(entry)
+
+    def begin_edit(self, entry: Entry, keep_text: bool = False) -> None:
+        """Puts a message of the user into the composer; sending makes a branch."""
+        self.editing = entry.message.id
+        number = [one for one in self.transcript.entries if one.message is not None].index(entry) + 1
+        self.show_above(f"editing message {number} · Enter creates a branch · Esc cancels")
+        if not keep_text:
+            self.composer.reset(entry.text)
+        self.composer.focus()
+
+    def cancel_edit(self) -> bool:
+        if self.editing is None:
+            return False
+        self.editing = None
+        self.show_above("")
+        self.composer.reset()
+        return True
+
+    def send_edit(self, text: str) -> None:
+        """The edited text as a sibling; unchanged text is one more answer."""
+        entry = next((one for one in self.transcript.entries if one.key == self.editing), None)
+        request = self.app.controller.edit_request(self.editing, text)
+        self.editing = None
+        self.show_above("")
+        self.composer.remember(text)
+        self.composer.reset()
+        unchanged = request.regenerate is not None
+        if entry is not None:
+            self._drop_from(entry, keep=unchanged)
+        self.start(request, None if unchanged else text)
+
+    def show_above(self, text: str) -> None:
+        """The label line above the composer; empty hides it."""
+        line = self.query_one("#above", Static)
+        line.update(text)
+        line.display = bool(text)
+
+    # Branches -----------------------------------------------------------------------------------------------------------
+
+    def refresh_conversation(self) -> None:
+        """After a change of the tree: the record and the branch marks on screen."""
+        if self.conversation is None:
+            return
+        try:
+            self.conversation = self.app.store.conversation(self.conversation.id)
+            self.forks = self.app.store.forks(self.conversation.id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        for entry in self.transcript.entries:
+            if entry.message is not None and entry.branch != (branch := self.branch_of(entry.message.id)):
+                entry.branch = branch
+                self.transcript.changed(entry)
+        self.show_header()
+
+    def action_sibling(self, step: int) -> None:
+        entry = self.transcript.selected_entry
+        if entry is None or entry.message is None or not entry.branch:
+            self.tell("No other branch at this message.")
+            return
+        if self.pump.running:
+            self.tell("Stop the running answer first (esc).", "warning")
+            return
+        siblings = self.app.store.siblings(entry.message.id)
+        place = [one.id for one in siblings].index(entry.message.id) + step
+        if 0 <= place < len(siblings):
+            self._show_branch(siblings[place], entry)
+        else:
+            self.tell("This is the " + ("last" if step > 0 else "first") + " branch.")
+
+    def _show_branch(self, message: Any, left: Entry) -> None:
+        index = self.transcript.index_of(left)
+        hidden = len([one for one in self.transcript.entries[index + 1 :] if one.message is not None])
+        leaf = self.app.store.leaf_below(message.id)
+        if not (self.readonly or self.app.readonly):
+            self.app.store.set_leaf(self.conversation.id, leaf.id)
+        self.run_worker(self._switched(leaf.id, message.id, hidden, left.branch), exclusive=True, group="open")
+
+    async def _switched(self, leaf: str, message: str, hidden: int, old: str) -> None:
+        if await self.open_conversation(self.conversation.id, leaf=leaf, message=message) and hidden:
+            self.tell(f"{hidden} later message{'s' if hidden > 1 else ''} live on branch {old}; [ and ] return there.")
+
+    def action_branches(self) -> None:
+        entry = self.transcript.selected_entry
+        if entry is None or not entry.branch:
+            self.tell("No other branch at this message.")
+            return
+        siblings = self.app.store.siblings(entry.message.id)
+        here = entry.message.id
+        choices = [
+            (one.id, f"{'>' if one.id == here else ' '} {number}  {(one.text.strip().splitlines() or ['(empty)'])[0][:60]}")
+            for number, one in enumerate(siblings, 1)
+        ]
+        chosen = {one.id: one for one in siblings}
+        self.app.push_screen(
+            AskScreen("Branches here", choices), lambda name: name in chosen and name != here and self._show_branch(chosen[name], entry)
+        )
+
+    def action_delete_branch(self) -> None:
+        entry = self.transcript.selected_entry
+        if entry is None or entry.message is None or not self._may_run():
+            return
+        choices = [("no", "keep"), ("yes", "delete this message and all below it for good")]
+        self.app.push_screen(AskScreen("Delete this branch?", choices), lambda answer: answer == "yes" and self._delete_branch(entry.message.id))
+
+    def _delete_branch(self, message_id: str) -> None:
+        try:
+            self.app.store.delete_branch(message_id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        self.run_worker(self.open_conversation(self.conversation.id), exclusive=True, group="open")
+
+    def add_notice(self, text: str, error: bool = False) -> None:
+        self.transcript.append(notice(text, error=error))

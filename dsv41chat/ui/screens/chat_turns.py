@@ -1,0 +1,293 @@
+"""The part of the chat screen that runs turns: send, queue, show what comes, stop, and what remains after an end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from textual.widgets import Static
+
+from dsv41chat.store import QueueFull, StoreError
+from dsv41chat.ui.present import clock, notice, thinking_note, update_entry
+from dsv41chat.ui.render.entry import ANSWER, USER, Entry
+from dsv41chat.ui.render.wrap import crop_cells
+from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.status import Status
+from dsv41chat.ui.turn_events import Failed, Finished, Piece, Ready, Saved, Started, TurnEvent, TurnRequest, Warned
+from dsv41chat.ui.turn_pump import TurnPump
+from dsv41chat.ui.widgets.sidebar import Sidebar
+
+STATUS_S = 0.2
+SECOND_STOP_S = 3.0
+
+
+class TurnActions:
+    """Mixed into ChatScreen."""
+
+    def init_turns(self) -> None:
+        self.status = Status()
+        self.pump = TurnPump(self.app.controller, self.turn_events, self.turn_ended)
+        self.queue: list[Any] = []
+        self._pending: Entry | None = None
+        self._answer: Entry | None = None
+        self._sent = ""
+        self._sent_queue_id: int | None = None
+        self._failure: Failed | None = None
+        self._finish: Finished | None = None
+        self._stop_at = 0.0
+        self._status_at = 0.0
+
+    # Sending ------------------------------------------------------------------------------------------------------------
+
+    def submit(self, text: str) -> None:
+        """What Enter in the composer does with its text."""
+        if self.readonly:
+            self.tell("This conversation is read-only here; ctrl+N starts a new one.", "warning")
+            return
+        if self.pump.running:
+            self._enqueue(text)
+            return
+        if self.editing is not None:
+            self.send_edit(text)
+            return
+        self.composer.remember(text)
+        self.composer.reset()
+        self.start(self._request(text), text)
+
+    def _request(self, text: str, queue_id: int | None = None) -> TurnRequest:
+        if self.conversation is None:
+            begin = self.app.begin
+            return TurnRequest(text=text, system=begin.system, title=begin.title, build=self.app.build)
+        return TurnRequest(
+            self.conversation.id, text=text, parent_id=self.leaf_id, build=self.app.build, queue_id=queue_id, clear_draft=queue_id is None
+        )
+
+    def start(self, request: TurnRequest, shown: str | None = None) -> None:
+        """Starts a turn. shown: the user's text, put on the screen before it is stored."""
+        self._sent = shown or ""
+        self._sent_queue_id = request.queue_id
+        self._failure = self._finish = None
+        self._pending = self._answer = None
+        self.transcript.end()
+        if shown is not None:
+            self._pending = Entry("pending", USER, "you", clock(time.time()), shown)
+            self.transcript.append(self._pending)
+        self._answer = Entry("answer", ANSWER, self._header_build or "answer", clock(time.time()))
+        self._answer.running = True
+        self._answer.thinking_view = self.thinking_view
+        self._answer.state_note = "…"
+        self.transcript.append(self._answer)
+        self.pump.start(request)
+        self.show_keys()
+
+    # Events -------------------------------------------------------------------------------------------------------------
+
+    def turn_events(self, events: list[TurnEvent]) -> None:
+        """A batch of events; one redraw for all of them."""
+        now = time.monotonic()
+        fed = False
+        for event in events:
+            self.status.apply(event, now)
+            if isinstance(event, Piece):
+                fed = self._feed(event) or fed
+            else:
+                self._event(event)
+        answer = self._answer
+        if answer is not None:
+            if self.status.thinking and answer.message is None:
+                answer.thinking_note = thinking_note(self.status.thinking, self.status.thinking_s)
+            if not answer.text and not answer.thinking:
+                answer.state_note = self.status.fields()[0][0] + " …" if self.status.running else ""
+            elif answer.running:
+                answer.state_note = ""
+            self.transcript.changed(answer)
+        if now - self._status_at >= STATUS_S or not self.status.running:
+            self._status_at = now
+            self.show_status()
+
+    def _feed(self, piece: Piece) -> bool:
+        if self._answer is not None and piece.text:
+            self._answer.feed(piece.channel, piece.text)
+            return True
+        return False
+
+    def _event(self, event: TurnEvent) -> None:
+        if isinstance(event, Started):
+            self._turn_started(event)
+        elif isinstance(event, Ready):
+            self._header_build = event.build.name
+            if self._answer is not None:
+                self._answer.label = visible_line(event.build.name)
+            self.show_header()
+        elif isinstance(event, Saved):
+            self._saved(event.message)
+        elif isinstance(event, Warned):
+            self.tell(event.message, "warning")
+        elif isinstance(event, Finished):
+            self._finish = event
+        elif isinstance(event, Failed):
+            self._failure = event
+
+    def _turn_started(self, event: Started) -> None:
+        if self.conversation is None or self.conversation.id != event.conversation_id:
+            self.conversation = self.app.store.conversation(event.conversation_id)
+            self.app.opened(self.conversation.id)
+        if event.build is not None:
+            self._header_build = event.build.name
+        self.show_header()
+
+    def _saved(self, message: Any) -> None:
+        if message.role == "user":
+            if self._pending is not None:
+                update_entry(self._pending, message)
+                self._pending = None
+            self.leaf_id = message.id
+            if self._sent_queue_id is not None:
+                self._sent_queue_id = None
+                self.reload_queue()
+        else:
+            self.leaf_id = message.id
+            if self._answer is not None:
+                self._answer.finish()
+                update_entry(self._answer, message)
+                self._answer.thinking_note = thinking_note((message.usage or {}).get("thinking_tokens", 0), self.status.thinking_s)
+                self._answer.state_note = ""
+
+    def turn_ended(self) -> None:
+        """The turn's thread has ended; its events have all been shown."""
+        answer, failure, finish = self._answer, self._failure, self._finish
+        self.status.running = self.status.stopping = False
+        if answer is not None:
+            answer.running = False
+            answer.state_note = ""
+            if answer.text or answer.thinking:
+                answer.finish()
+                self.transcript.changed(answer)
+            else:
+                self.transcript.remove(answer)
+        self._answer = None
+        normal = finish is not None and finish.finish != "cancelled"
+        if failure is not None:
+            self._show_failure(failure, answer)
+        elif finish is not None and finish.finish == "cancelled" and finish.message is None:
+            self._give_back()
+        self.refresh_conversation()
+        self.show_status()
+        self.show_keys()
+        self.query_one(Sidebar).reload(self.conversation.id if self.conversation else None)
+        if self.queue and normal:
+            self.call_later(self.action_send_queued)
+        elif self.queue:
+            self.tell(f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back.")
+        self.app.turn_over()
+
+    def _show_failure(self, failure: Failed, answer: Entry | None) -> None:
+        text = visible_line(failure.message) + (f"\n→ {visible_line(failure.hint)}" if failure.hint else "")
+        if answer is not None and answer.message is None and (answer.text or answer.thinking):
+            # The row was stored with what had arrived; read it back for its receipt.
+            self._reload_answer(answer)
+        if self._pending is not None:
+            # Nothing was stored: the text returns to where it was written.
+            self.transcript.remove(self._pending)
+            self._pending = None
+            self._give_back()
+        else:
+            text += "\nctrl+R tries again."
+        self.transcript.append(notice(text, error=True))
+        if failure.code == "store":
+            self.app.not_saved(failure.message)
+
+    def _reload_answer(self, answer: Entry) -> None:
+        try:
+            children = self.app.store.children(self.leaf_id) if self.leaf_id else []
+        except StoreError:
+            return
+        if children and children[-1].role == "assistant":
+            update_entry(answer, children[-1])
+            self.leaf_id = children[-1].id
+            self.transcript.changed(answer)
+
+    def _give_back(self) -> None:
+        """No token came: the prompt returns to the composer; sent again changed, it becomes a sibling."""
+        if not self._sent:
+            return
+        if not self.composer.text:
+            self.composer.reset(self._sent)
+        last = next((entry for entry in reversed(self.transcript.entries) if entry.role == USER and entry.message), None)
+        if last is not None and last.text == self._sent:
+            self.begin_edit(last, keep_text=True)
+
+    # Stop ---------------------------------------------------------------------------------------------------------------
+
+    def stop_turn(self) -> None:
+        now = time.monotonic()
+        if self.status.stopping and now - self._stop_at < SECOND_STOP_S:
+            self.tell("Stopping: the current chunk must finish first.")
+        self._stop_at = now
+        self.status.stopping = True
+        self.pump.cancel()
+        self.show_status()
+
+    # Queue --------------------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, text: str) -> None:
+        if self.conversation is None:
+            self.tell("The first message is still being stored; try again in a moment.", "warning")
+            return
+        try:
+            self.app.store.queue_push(self.conversation.id, text)
+        except QueueFull as error:
+            self.tell(str(error), "warning")
+            return
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        self.composer.remember(text)
+        self.composer.reset()
+        self.reload_queue()
+
+    def reload_queue(self) -> None:
+        try:
+            self.show_queue(self.app.store.queued(self.conversation.id) if self.conversation else [])
+        except StoreError as error:
+            self.tell(str(error), "error")
+
+    def show_queue(self, queue: list[Any]) -> None:
+        self.queue = list(queue)
+        self.status.queued = len(self.queue)
+        self.composer.queued = len(self.queue)
+        line = self.query_one("#queue", Static)
+        width = max(10, self.size.width - 12)
+        line.update("\n".join(f"queued {n}: {crop_cells(visible_line(item.text), width)}" for n, item in enumerate(self.queue, 1)))
+        line.display = bool(self.queue)
+        self.show_status()
+
+    def on_recall_queued(self) -> None:
+        """Up in an empty composer takes the newest waiting message back."""
+        if self.conversation is None:
+            return
+        try:
+            draft = self.app.store.queue_take_last(self.conversation.id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        if draft is not None:
+            self.composer.reset(draft.text)
+        self.reload_queue()
+
+    def action_send_queued(self) -> None:
+        if not self.queue:
+            self.tell("Nothing is queued.")
+        elif self.pump.running:
+            self.tell("The queue is sent when the answer ends.")
+        else:
+            first = self.queue[0]
+            self.start(self._request(first.text, first.id), first.text)
+
+    def action_clear_queue(self) -> None:
+        try:
+            for item in self.queue:
+                self.app.store.queue_remove(item.id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+        self.reload_queue()

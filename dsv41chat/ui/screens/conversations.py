@@ -1,0 +1,196 @@
+"""The list of conversations: filter by title at once, then by text; open, rename, pin, delete, restore, export."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from dsv41chat.store import Store, StoreError
+from dsv41chat.ui.present import age
+from dsv41chat.ui.render.wrap import crop_cells
+from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
+
+FULL_TEXT_DELAY_S = 0.150
+SORTS = ("recent", "title", "created", "size")
+
+
+class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
+    """Returns ("open", id), ("new", "") or None."""
+
+    BINDINGS = [
+        Binding("escape", "close", "Close", show=False),
+        Binding("down", "to_list", "To the list", show=False),
+        Binding("tab", "swap", "Filter / list", show=False, priority=True),
+    ]
+    LIST_KEYS = {
+        "n": "new", "r": "rename", "p": "pin", "d": "delete", "delete": "delete", "u": "undelete", "s": "next_sort",
+        "b": "by_build", "slash": "to_filter",
+    }  # fmt: skip
+
+    def __init__(self, store: Store, current: str | None = None, query: str = ""):
+        super().__init__()
+        self._store, self._current, self._query = store, current, query
+        self._rows: list[Any] = []
+        self._order = 0
+        self._build: str | None = None
+        self._deleted: list[str] = []
+        self._round = 0
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog dialog-full"):
+            with Horizontal(classes="dialog-bar"):
+                yield Static("Conversations", id="list-title", markup=False)
+                yield Static("", id="list-sort", markup=False)
+            yield Input(self._query, placeholder="filter by title and text", id="list-filter", compact=True)
+            yield OptionList(id="list", markup=False, compact=True)
+            yield Static("enter open  n new  r rename  p pin  d delete  u undo  s sort  b build  tab filter", classes="dialog-foot")
+
+    def on_mount(self) -> None:
+        self.query_one(Input).focus() if self._query else self.query_one(OptionList).focus()
+        self._reload()
+
+    def on_resize(self) -> None:
+        self._show()
+
+    # Rows ---------------------------------------------------------------------------------------------------------------
+
+    def _reload(self) -> None:
+        self.run_worker(self._load(), exclusive=True, group="list")
+
+    async def _load(self) -> None:
+        """Titles first; after a pause the text too, unless another key came."""
+        query, sort, build = self._query.strip(), SORTS[self._order], self._build
+        find = lambda **options: self._store.list_conversations(query or None, 1000, sort=sort, build=build, pinned_first=True, **options)
+        try:
+            self._rows = await asyncio.to_thread(find, titles_only=True)
+            self._show()
+            if query:
+                await asyncio.sleep(FULL_TEXT_DELAY_S)
+                self._rows = await asyncio.to_thread(find)
+                self._show()
+        except StoreError as error:
+            self.notify(visible_line(str(error)), severity="error", markup=False)
+
+    def _show(self) -> None:
+        options = self.query_one(OptionList)
+        kept = self._highlighted()
+        options.clear_options()
+        width = max(20, options.size.width - 4)
+        options.add_options([Option(self._row(row, width), id=row.id) for row in self._rows])
+        wanted = kept or self._current
+        index = next((index for index, row in enumerate(self._rows) if row.id == wanted), 0)
+        options.highlighted = index if self._rows else None
+        self.query_one("#list-title", Static).update(f"Conversations  ({len(self._rows)})")
+        build = self._build or "any"
+        self.query_one("#list-sort", Static).update(f"sort: {SORTS[self._order]}   build: {visible_line(build)}")
+
+    def _row(self, row: Any, width: int) -> Text:
+        right = [f"{row.messages} msg", age(row.updated).rjust(9)]
+        if width >= 60:
+            right.insert(1, f"{row.context_used / 1000:5.1f}k ctx" if row.context_used else "         ")
+        if width >= 80:
+            right.insert(2, crop_cells(visible_line(row.build_name or "-"), 22).ljust(22))
+        tail = "  ".join(right)
+        room = width - cell_len(tail) - 4
+        mark = "* " if row.pinned else "  "
+        title = crop_cells(mark + (visible_line(row.title) or "(empty)"), room)
+        return Text(title + " " * (room - cell_len(title) + 2) + tail, no_wrap=True, overflow="ellipsis")
+
+    def _highlighted(self) -> str | None:
+        options = self.query_one(OptionList)
+        if options.highlighted is None or options.highlighted >= options.option_count:
+            return None
+        return options.get_option_at_index(options.highlighted).id
+
+    # Keys ---------------------------------------------------------------------------------------------------------------
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._query = event.value
+        self._reload()
+
+    def on_input_submitted(self) -> None:
+        if chosen := self._highlighted():
+            self.dismiss(("open", chosen))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(("open", event.option.id))
+
+    def on_key(self, event) -> None:
+        if isinstance(self.focused, OptionList) and event.key in self.LIST_KEYS:
+            event.stop()
+            getattr(self, f"_{self.LIST_KEYS[event.key]}")()
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_to_list(self) -> None:
+        self.query_one(OptionList).focus()
+
+    def action_swap(self) -> None:
+        (self.query_one(OptionList) if isinstance(self.focused, Input) else self.query_one(Input)).focus()
+
+    def _to_filter(self) -> None:
+        self.query_one(Input).focus()
+
+    def _new(self) -> None:
+        self.dismiss(("new", ""))
+
+    def _next_sort(self) -> None:
+        self._order = (self._order + 1) % len(SORTS)
+        self._reload()
+
+    def _by_build(self) -> None:
+        """Walks through the builds of the list, then back to any."""
+        names = sorted({row.build_name for row in self._store.list_conversations(None, 1000) if row.build_name})
+        self._build = next(iter(names), None) if self._build is None else next((name for name in names if name > self._build), None)
+        self._reload()
+
+    def _pin(self) -> None:
+        if row := self._row_of(self._highlighted()):
+            self._try(self._store.pin, row.id, not row.pinned)
+
+    def _rename(self) -> None:
+        if row := self._row_of(self._highlighted()):
+            self.app.push_screen(LineScreen("New title (empty: from the first message)", row.title), lambda title: self._renamed(row.id, title))
+
+    def _renamed(self, conversation_id: str, title: str | None) -> None:
+        if title is not None:
+            self._try(self._store.rename, conversation_id, title)
+
+    def _delete(self) -> None:
+        if row := self._row_of(self._highlighted()):
+            question = f"Delete \"{row.title}\"? It can be restored for some time (u)."
+            self.app.push_screen(AskScreen(question, [("yes", "delete"), ("no", "keep")]), lambda answer: self._deleted_if(row.id, answer))
+
+    def _deleted_if(self, conversation_id: str, answer: str | None) -> None:
+        if answer == "yes" and self._try(self._store.delete, conversation_id):
+            self._deleted.append(conversation_id)
+
+    def _undelete(self) -> None:
+        if not self._deleted:
+            found = self._store.list_conversations(None, 1, deleted=True)
+            self._deleted = [row.id for row in found]
+        if self._deleted:
+            self._try(self._store.undelete, self._deleted.pop())
+
+    def _row_of(self, conversation_id: str | None) -> Any:
+        return next((row for row in self._rows if row.id == conversation_id), None)
+
+    def _try(self, action, *args) -> bool:
+        try:
+            action(*args)
+        except StoreError as error:
+            self.notify(visible_line(str(error)), severity="error", markup=False)
+            return False
+        self._reload()
+        return True

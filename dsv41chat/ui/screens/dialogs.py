@@ -1,0 +1,91 @@
+"""Small dialogs: a question with choices, one line of input, a text to read."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from dsv41chat.ui.sanitize import visible, visible_line
+
+
+class AskScreen(ModalScreen[str | None]):
+    """A question with named choices. Returns the chosen name, None when it was closed."""
+
+    BINDINGS = [Binding("escape", "dismiss_none", "Close", show=False)]
+
+    def __init__(self, question: str, choices: list[tuple[str, str]]):
+        super().__init__()
+        self._question, self._choices = question, choices
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(visible(self._question), markup=False, classes="dialog-title")
+            yield OptionList(*(Option(visible_line(label), id=name) for name, label in self._choices), markup=False)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option.id)
+
+    def action_dismiss_none(self) -> None:
+        self.dismiss(None)
+
+
+class LineScreen(ModalScreen[str | None]):
+    """One line of input. Returns the text, None when it was closed."""
+
+    BINDINGS = [Binding("escape", "dismiss_none", "Close", show=False)]
+
+    def __init__(self, title: str, value: str = ""):
+        super().__init__()
+        self._title, self._value = title, value
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(visible_line(self._title), markup=False, classes="dialog-title")
+            yield Input(self._value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value)
+
+    def action_dismiss_none(self) -> None:
+        self.dismiss(None)
+
+
+class TextScreen(ModalScreen[None]):
+    """A text to read; the arrow keys scroll."""
+
+    BINDINGS = [Binding("escape,q", "close", "Close", show=False)]
+
+    def __init__(self, title: str, text: str):
+        super().__init__()
+        self._title, self._text = title, text
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog dialog-wide"):
+            yield Static(visible_line(self._title), markup=False, classes="dialog-title")
+            with VerticalScroll():
+                yield Static(visible(self._text), markup=False)
+            yield Static("esc closes", classes="dialog-foot")
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+
+class TooSmallScreen(ModalScreen[None]):
+    """Stands in for everything while the terminal is below 40x10. What runs goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = Static("", markup=False)
+
+    def compose(self) -> ComposeResult:
+        yield self._text
+
+    def show(self, width: int, height: int, note: str) -> None:
+        self._text.update(f"Terminal too small: {width}x{height}\ndsv41chat needs 40x10.\n{note}".rstrip())

@@ -1,0 +1,179 @@
+"""The composer: a text area that sends on Enter, takes pastes whole and walks the prompt history."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from textual import events
+from textual.widgets import TextArea
+
+from dsv41chat.ui.keymap import COMPOSER, bindings
+from dsv41chat.ui.messages import DraftChanged, Hint, RecallQueued, Submitted
+from dsv41chat.ui.sanitize import sendable
+
+BURST_GAP_S = 0.015
+BURST_KEYS = 3
+CHIP_BYTES = 8 * 1024
+CHIP_LINE = 2_000
+NEWLINE_KEYS = {"ctrl+j", "shift+enter", "alt+enter", "ctrl+enter"}
+
+_CHIP = re.compile(r"\[(paste|file) (\d+): [^\]\n]*\]")
+
+
+class Composer(TextArea):
+    """text is what is shown; expanded() is what is sent. burst_paste: treat key bursts as paste."""
+
+    BINDINGS = bindings(COMPOSER)
+
+    def __init__(self, *, burst_paste: bool = True, id: str | None = None):
+        super().__init__(soft_wrap=True, show_line_numbers=False, tab_behavior="focus", compact=True, id=id, placeholder=PLACEHOLDER)
+        self.burst_paste = burst_paste
+        self.chips: dict[str, str] = {}
+        self.prompts: list[str] = []
+        self._place: int | None = None
+        self._kept = ""
+        self._last_key = 0.0
+        self._burst = 0
+        self._chip_count = 0
+
+    # Sending ------------------------------------------------------------------------------------------------------------
+
+    def expanded(self) -> str:
+        """The text with every chip replaced by what it stands for."""
+        return _CHIP.sub(lambda match: self.chips.get(match[0], match[0]), self.text)
+
+    def submit(self) -> None:
+        # Read here, not from a copy kept elsewhere: what is visible is what is sent.
+        text = self.expanded().rstrip("\n")
+        if not text.strip():
+            self.post_message(Hint("Nothing to send yet: type a message first."))
+            return
+        self.post_message(Submitted(text))
+
+    def reset(self, text: str = "") -> None:
+        """Replaces everything; undo brings the old text back."""
+        self.replace(text, (0, 0), self.document.end)
+        self.move_cursor(self.document.end)
+        self._place = None
+        if not text:
+            self.chips.clear()
+
+    def remember(self, text: str) -> None:
+        """Adds a sent message to the history."""
+        if text and (not self.prompts or self.prompts[-1] != text):
+            self.prompts.append(text)
+        self._place = None
+
+    # Keys ---------------------------------------------------------------------------------------------------------------
+
+    async def _on_key(self, event: events.Key) -> None:
+        now = time.monotonic()
+        self._burst = self._burst + 1 if now - self._last_key < BURST_GAP_S else 0
+        self._last_key = now
+        key = event.key
+        if key in NEWLINE_KEYS or key.endswith("+\r"):
+            event.stop()
+            event.prevent_default()
+            self.insert("\n")
+        elif key == "enter":
+            event.stop()
+            event.prevent_default()
+            if self.burst_paste and self._burst >= BURST_KEYS:
+                self.insert("\n")
+            elif chip := self._chip_inside():
+                self._show_chip(chip)
+            else:
+                self.submit()
+        elif key == "backspace" and (span := self._chip_before()):
+            event.stop()
+            event.prevent_default()
+            self.delete(*span)
+        elif key == "up" and self.cursor_location[0] == 0 and self._visual_row() == 0:
+            event.stop()
+            event.prevent_default()
+            self._recall(-1)
+        elif key == "down" and self._place is not None and self.cursor_location[0] == self.document.line_count - 1:
+            event.stop()
+            event.prevent_default()
+            self._recall(1)
+        else:
+            await super()._on_key(event)
+
+    def _visual_row(self) -> int:
+        """The screen row of the cursor within its wrapped line."""
+        return self.wrapped_document.location_to_offset(self.cursor_location).y
+
+    def _recall(self, step: int) -> None:
+        if self._place is None:
+            if not self.text and step < 0 and self.query_queue():
+                self.post_message(RecallQueued())
+                return
+            self._kept, self._place = self.text, len(self.prompts)
+        place = self._place + step
+        if place < 0 or not self.prompts:
+            return
+        if place >= len(self.prompts):
+            self.reset(self._kept)
+            return
+        self.reset(self.prompts[place])
+        self._place = place
+
+    def query_queue(self) -> bool:
+        """Whether messages wait; the screen sets `queued`."""
+        return bool(getattr(self, "queued", 0))
+
+    # Paste --------------------------------------------------------------------------------------------------------------
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        event.prevent_default()
+        self.take(event.text)
+
+    def take(self, text: str) -> None:
+        """Inserts pasted text at the cursor; a big one becomes a chip."""
+        text = sendable(text)
+        if not text:
+            return
+        if len(text.encode("utf-8", "replace")) > CHIP_BYTES or max(map(len, text.split("\n"))) > CHIP_LINE:
+            text = self.add_chip("paste", text)
+        self.replace(text, *self.selection)
+
+    def add_chip(self, kind: str, text: str, name: str = "") -> str:
+        """Stores a text and returns the mark that stands for it."""
+        self._chip_count += 1
+        lines = text.count("\n") + 1
+        what = f"{name}, " if name else ""
+        mark = f"[{kind} {self._chip_count}: {what}{lines:,} line{'s' if lines != 1 else ''}]"
+        self.chips[mark] = text
+        return mark
+
+    def expand_chips(self) -> None:
+        """Puts the texts of all chips in place."""
+        self.reset(self.expanded())
+
+    def _chip_spans(self) -> list[tuple[int, int, str]]:
+        row = self.document.get_line(self.cursor_location[0])
+        return [(match.start(), match.end(), match[0]) for match in _CHIP.finditer(row) if match[0] in self.chips]
+
+    def _chip_before(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        row, column = self.cursor_location
+        if not self.selection.is_empty:
+            return None
+        for start, end, _ in self._chip_spans():
+            if start < column <= end:
+                return (row, start), (row, end)
+        return None
+
+    def _chip_inside(self) -> str | None:
+        column = self.cursor_location[1]
+        return next((mark for start, end, mark in self._chip_spans() if start < column < end), None)
+
+    def _show_chip(self, mark: str) -> None:
+        self.screen.show_text(mark.strip("[]"), self.chips[mark])
+
+    def on_text_area_changed(self, event: TextArea.Changed) -> None:
+        self.post_message(DraftChanged())
+
+
+PLACEHOLDER = "Ask anything. Enter sends, ctrl+J new line"

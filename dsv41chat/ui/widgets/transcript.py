@@ -1,0 +1,544 @@
+"""The transcript: one scrolling view that draws the visible lines of any number of messages.
+
+There is no widget per message. Heights are estimated until a message comes into view; then its exact lines are made, and the
+scroll position moves with them, so that the line under the reader's eye stays where it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from itertools import accumulate
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.geometry import Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.selection import Selection
+from textual.strip import Strip
+
+from dsv41chat.ui.render.entry import ANSWER, NOTICE, USER, Entry, Renderer
+from dsv41chat.ui.render.markdown import RenderOptions
+from dsv41chat.ui.render.palette import CODE_THEMES, Palette
+from dsv41chat.ui.render.wrap import Line, copy_lines
+
+GUTTER = 2
+RIGHT_MARGIN = 1
+MAX_TEXT_CELLS = 120
+SHIFT_CELLS = 8
+
+
+class Transcript(ScrollView, can_focus=True):
+    """Entries in, lines out. `follow` is true while the view sticks to the end."""
+
+    ALLOW_SELECT = True
+    COMPONENT_CLASSES = {f"transcript--{name}" for name in Palette.names()}
+
+    follow: reactive[bool] = reactive(True)
+    unseen: reactive[bool] = reactive(False)
+
+    class FollowChanged(Message):
+        """The view left the end, came back to it, or something new stands below it."""
+
+        def __init__(self, follow: bool, unseen: bool):
+            super().__init__()
+            self.follow, self.unseen = follow, unseen
+
+    class SelectionMoved(Message):
+        """Another message is selected."""
+
+    def __init__(self, *, id: str | None = None):
+        super().__init__(id=id)
+        self.entries: list[Entry] = []
+        self._heights: list[int] = []
+        self._tops: list[int] = [0]
+        self._renderer: Renderer | None = None
+        self._settings = RenderOptions(80)
+        self._width = 0
+        self._moving = False
+        self._settling = False
+        self.selected: int | None = None
+        self._shift = 0
+        self._query = ""
+        self._current: tuple[int, int, int] | None = None
+
+    # Content ------------------------------------------------------------------------------------------------------------
+
+    def set_entries(self, entries: list[Entry]) -> None:
+        """Shows another list of entries from its end."""
+        self.entries = list(entries)
+        self.selected = None
+        self._current = None
+        self._shift = 0
+        self.follow, self.unseen = True, False
+        self._measure_all()
+        self._to_end()
+
+    def append(self, *entries: Entry) -> None:
+        for entry in entries:
+            self.entries.append(entry)
+            self._heights.append(entry.estimate(self._text_width()))
+            self._tops.append(self._tops[-1] + self._heights[-1])
+        self._grown()
+
+    def changed(self, entry: Entry) -> None:
+        """An entry got more text, another receipt, or was folded."""
+        index = self.index_of(entry)
+        if index is None:
+            return
+        if self._width and entry.opened:
+            entry.lay_out(index > 0, self._text_width())
+            self._set_height(index, entry.height)
+        else:
+            self._set_height(index, entry.estimate(self._text_width()))
+        self._grown()
+
+    def remove(self, entry: Entry) -> None:
+        index = self.index_of(entry)
+        if index is not None:
+            del self.entries[index], self._heights[index]
+            self._rebuild_tops()
+            self.selected = None if not self.entries else self.selected and min(self.selected, len(self.entries) - 1)
+            self._grown()
+
+    def index_of(self, entry: Entry) -> int | None:
+        for index in range(len(self.entries) - 1, -1, -1):
+            if self.entries[index] is entry:
+                return index
+        return None
+
+    def _grown(self) -> None:
+        if not self._width:
+            return
+        self._update_size()
+        if self.follow:
+            self._to_end()
+        else:
+            self._settle()
+            if self._tops[-1] > self.scroll_offset.y + self.size.height:
+                self.unseen = True
+        self.refresh()
+
+    # Geometry -----------------------------------------------------------------------------------------------------------
+
+    def _text_width(self) -> int:
+        return max(8, min(MAX_TEXT_CELLS, (self._width or 80) - GUTTER - RIGHT_MARGIN))
+
+    def _rebuild_tops(self) -> None:
+        self._tops = list(accumulate(self._heights, initial=0))
+
+    def _set_height(self, index: int, height: int) -> None:
+        if self._heights[index] == height:
+            return
+        self._heights[index] = height
+        if index == len(self.entries) - 1:
+            self._tops[-1] = self._tops[-2] + height
+        else:
+            self._rebuild_tops()
+
+    def _measure_all(self) -> None:
+        width = self._text_width()
+        self._heights = [entry.estimate(width) for entry in self.entries]
+        self._rebuild_tops()
+        if self._width:
+            self._update_size()
+
+    def _update_size(self) -> None:
+        size = Size(self._width, self._tops[-1])
+        if size != self.virtual_size:
+            self.virtual_size = size
+
+    def _move(self, y: float) -> None:
+        """Scrolls without touching `follow`."""
+        self._moving = True
+        try:
+            self.scroll_to(y=max(0, y), animate=False, force=True)
+        finally:
+            self._moving = False
+
+    def _to_end(self) -> None:
+        if not self._width:
+            return
+        for _ in range(8):
+            self._move(max(0, self._tops[-1] - self.size.height))
+            if not self._settle():
+                break
+        self.refresh()
+
+    def end(self) -> None:
+        """Goes to the end and follows it again."""
+        self.follow, self.unseen = True, False
+        self._to_end()
+
+    def _settle(self) -> bool:
+        """Makes the lines in view exact. Returns whether any height changed."""
+        if self._settling or not self._width or not self.entries:
+            return False
+        self._settling = True
+        changed = False
+        try:
+            renderer, width = self._get_renderer(), self._text_width()
+            for _ in range(50):
+                top = round(self.scroll_y)
+                bottom = top + self.size.height
+                delta = self._settle_once(renderer, width, top, bottom)
+                if delta is None:
+                    break
+                changed = True
+                self._update_size()
+                if delta and not self.follow:
+                    self._move(top + delta)
+            if changed:
+                self.refresh()
+        finally:
+            self._settling = False
+        return changed
+
+    def _settle_once(self, renderer: Renderer, width: int, top: int, bottom: int) -> int | None:
+        """Fixes the first wrong height in view. Returns how far the text in view moved, None when all were right."""
+        index = max(0, bisect_right(self._tops, top) - 1)
+        while index < len(self.entries) and self._tops[index] < bottom:
+            entry = self.entries[index]
+            if not entry.opened or entry.width != width or not entry.heights:
+                # Opened from its bottom edge when the view came from below, else from its top.
+                before = self._heights[index]
+                entry.lay_out(index > 0, width)
+                self._set_height(index, entry.height)
+                return self._heights[index] - before if self._tops[index] < top else 0
+            y = self._tops[index]
+            for number, height in enumerate(entry.heights):
+                if y + height > top and y < bottom and not entry.exact[number]:
+                    exact = len(renderer.lines(entry.part(number)))
+                    entry.exact[number] = True
+                    if exact != height:
+                        entry.heights[number] = exact
+                        self._set_height(index, entry.height)
+                        return exact - height if y < top else 0
+                y += height
+                if y >= bottom:
+                    break
+            index += 1
+        return None
+
+    def _get_renderer(self) -> Renderer:
+        if self._renderer is None:
+            self._renderer = Renderer(replace(self._settings, width=self._text_width(), palette=self._palette(), code_theme=self._code_theme()))
+        return self._renderer
+
+    def _palette(self) -> Palette:
+        return Palette(**{name: self.get_component_rich_style(f"transcript--{name}") for name in Palette.names()})
+
+    def _code_theme(self) -> str:
+        theme = self.app.current_theme
+        kind = "dark" if theme.dark else "light"
+        return CODE_THEMES[f"ansi-{kind}" if theme.ansi else kind]
+
+    def configure(self, *, wrap_code: bool | None = None, math: str | None = None) -> None:
+        """Changes how text is drawn; None leaves a setting as it is."""
+        wrap = self._settings.wrap_code if wrap_code is None else wrap_code
+        self._settings = replace(self._settings, wrap_code=wrap, math=math or self._settings.math)
+        self._redraw_all()
+
+    @property
+    def wrap_code(self) -> bool:
+        return self._settings.wrap_code
+
+    def _redraw_all(self) -> None:
+        """Everything must be drawn again: width, theme or a setting changed. The text at the top of the view stays there."""
+        anchor = None if self.follow else self._anchor()
+        self._renderer = None
+        for entry in self.entries:
+            entry.width = 0
+            entry.heights = []
+        self._measure_all()
+        if self.follow:
+            self._to_end()
+        elif anchor is not None:
+            self._restore(anchor)
+        self.refresh()
+
+    def _anchor(self) -> tuple[int, int, int] | None:
+        """(entry, part, characters of it above the view) of the first line in view."""
+        if not self.entries or self._renderer is None:
+            return None
+        index, number, row = self._locate(round(self.scroll_y))
+        entry = self.entries[index]
+        if not entry.heights or not entry.opened:
+            return index, 0, 0
+        lines = self._renderer.lines(entry.part(number))
+        return index, number, sum(len(line.text) + len(line.joint) for line in lines[:row])
+
+    def _restore(self, anchor: tuple[int, int, int]) -> None:
+        index, number, characters = anchor
+        if index >= len(self.entries):
+            return
+        entry = self.entries[index]
+        entry.lay_out(index > 0, self._text_width())
+        number = min(number, len(entry.heights) - 1)
+        lines = self._get_renderer().lines(entry.part(number))
+        entry.heights[number], entry.exact[number] = len(lines), True
+        self._set_height(index, entry.height)
+        self._update_size()
+        ends = list(accumulate(len(line.text) + len(line.joint) for line in lines))
+        row = min(bisect_right(ends, characters), len(lines) - 1)
+        self._move(self._tops[index] + sum(entry.heights[:number]) + row)
+        self._settle()
+
+    # Textual hooks ------------------------------------------------------------------------------------------------------
+
+    def on_resize(self, event: events.Resize) -> None:
+        width = self.scrollable_content_region.width
+        if width and width != self._width:
+            anchor = None if self.follow or not self._width else self._anchor()
+            self._width = width
+            self._renderer = None
+            for entry in self.entries:
+                entry.width = 0
+                entry.heights = []
+            self._measure_all()
+            if anchor is not None:
+                self._restore(anchor)
+        if self.follow:
+            self._to_end()
+        else:
+            self._settle()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        if self._renderer is not None and self.is_mounted:
+            renderer = Renderer(replace(self._renderer.options, palette=self._palette(), code_theme=self._code_theme()))
+            if renderer.options != self._renderer.options:
+                self._renderer = renderer
+                self.refresh()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if not self._moving:
+            self.follow = new_value >= self.max_scroll_y
+            if self.follow:
+                self.unseen = False
+            self._settle()
+
+    def watch_follow(self) -> None:
+        self.post_message(self.FollowChanged(self.follow, self.unseen))
+
+    def watch_unseen(self) -> None:
+        self.post_message(self.FollowChanged(self.follow, self.unseen))
+
+    def on_focus(self) -> None:
+        if self.selected is None and self.entries:
+            self.select(self._last_message())
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self.refresh()
+
+    # Drawing ------------------------------------------------------------------------------------------------------------
+
+    def _locate(self, y: int) -> tuple[int, int, int]:
+        index = min(max(0, bisect_right(self._tops, y) - 1), len(self.entries) - 1)
+        entry = self.entries[index]
+        number, row = entry.locate(y - self._tops[index]) if entry.heights else (0, 0)
+        return index, number, row
+
+    def _line(self, y: int) -> tuple[int, Line] | None:
+        """The entry and the line at the absolute row y, None below the end or before the entry was laid out."""
+        if not self.entries or y < 0 or y >= self._tops[-1]:
+            return None
+        index, number, row = self._locate(y)
+        entry = self.entries[index]
+        if not entry.heights or entry.width != self._text_width():
+            return None
+        lines = self._get_renderer().lines(entry.part(number))
+        return (index, lines[row]) if row < len(lines) else None
+
+    def render_line(self, y: int) -> Strip:
+        base = self.rich_style
+        width = self.size.width
+        absolute = y + self.scroll_offset.y
+        found = self._line(absolute) if self._width else None
+        if found is None:
+            if self._width and 0 <= absolute < self._tops[-1]:
+                self.call_later(self._settle)
+            return Strip.blank(width, base)
+        index, line = found
+        focused = self.has_focus and index == self.selected
+        gutter = Segment("▌ " if focused else "  ", self._get_renderer().options.palette.cursor if focused else base)
+        strip = line.strip
+        room = self._text_width()
+        if line.scrolled:
+            strip = self._crop(strip, room)
+        strip = Strip([gutter, *strip])
+        strip = self._highlight(strip, line, absolute)
+        return strip.adjust_cell_length(width, base).apply_style(base).apply_offsets(self.scroll_offset.x, absolute)
+
+    def _crop(self, strip: Strip, room: int) -> Strip:
+        """A long line of code or of a wide table: the part in view, with marks where it goes on."""
+        mark = self._get_renderer().options.palette.frame
+        length = strip.cell_length
+        if self._shift:
+            strip = strip.crop(min(self._shift, length), length)
+            length = strip.cell_length
+        if length > room:
+            strip = Strip([*strip.crop(0, room - 1), Segment("›", mark)])
+        return strip
+
+    def _highlight(self, strip: Strip, line: Line, y: int) -> Strip:
+        palette = self._get_renderer().options.palette
+        lead = GUTTER + line.lead
+        if self._query and line.text:
+            folded, query = line.text.casefold(), self._query
+            at = folded.find(query)
+            while at >= 0:
+                hit = self._current is not None and self._current[0] == y and self._current[1] == at
+                strip = paint(strip, lead + at, lead + at + len(query), palette.current if hit else palette.match)
+                at = folded.find(query, at + len(query))
+        selection = self.text_selection
+        if selection is not None and (span := selection.get_span(y)) is not None:
+            start, end = span
+            end = lead + len(line.text) if end == -1 else end
+            strip = paint(strip, start, end, self.screen.get_component_rich_style("screen--selection"))
+        return strip
+
+    # Mouse selection ----------------------------------------------------------------------------------------------------
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """The selected text as it was written: without wrapping, indentation, bars and rules."""
+        first = selection.start.y if selection.start is not None else 0
+        last = selection.end.y if selection.end is not None else self._tops[-1] - 1
+        renderer, width = self._get_renderer(), self._text_width()
+        pieces: list[tuple[str, str]] = []
+        for y in range(max(0, first), min(last, self._tops[-1] - 1) + 1):
+            index, _, _ = self._locate(y)
+            entry = self.entries[index]
+            if not entry.heights or entry.width != width:
+                entry.lay_out(index > 0, width)
+            found = self._line(y)
+            if found is None:
+                continue
+            line = found[1]
+            lead = GUTTER + line.lead
+            shift = self._shift if line.scrolled else 0
+            start = selection.start.x - lead + shift if selection.start is not None and y == first else 0
+            end = selection.end.x - lead + shift if selection.end is not None and y == last else len(line.text)
+            text = line.text[max(0, start) : max(0, end)]
+            if not line.text and line.lead:
+                continue
+            pieces.append((line.joint, text))
+        del renderer
+        return copy_lines(pieces), "\n"
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        self.refresh()
+
+    # Moving about -------------------------------------------------------------------------------------------------------
+
+    def _last_message(self) -> int | None:
+        return next((index for index in range(len(self.entries) - 1, -1, -1) if self.entries[index].role != NOTICE), None)
+
+    @property
+    def selected_entry(self) -> Entry | None:
+        return self.entries[self.selected] if self.selected is not None and self.selected < len(self.entries) else None
+
+    def select(self, index: int | None) -> None:
+        """Selects a message and brings it into view."""
+        self.selected = index
+        if index is not None:
+            top, bottom = self._tops[index], self._tops[index + 1]
+            if top < self.scroll_y or bottom - top > self.size.height:
+                self.scroll_to(y=top, animate=False, force=True)
+            elif bottom > self.scroll_y + self.size.height:
+                self.scroll_to(y=bottom - self.size.height, animate=False, force=True)
+        self.post_message(self.SelectionMoved())
+        self.refresh()
+
+    def select_by(self, step: int) -> None:
+        """Moves the selection over messages; notices are passed over."""
+        if not self.entries:
+            return
+        index = (self.selected if self.selected is not None else len(self.entries)) + step
+        while 0 <= index < len(self.entries) and self.entries[index].role == NOTICE:
+            index += step
+        if 0 <= index < len(self.entries):
+            self.select(index)
+        elif step > 0:
+            self.end()
+
+    def select_edge(self, last: bool) -> None:
+        indexes = [index for index, entry in enumerate(self.entries) if entry.role in (USER, ANSWER)]
+        if indexes:
+            self.select(indexes[-1 if last else 0])
+        if last:
+            self.end()
+
+    def page(self, direction: int) -> None:
+        """Scrolls by a screen with two lines of overlap."""
+        self.scroll_to(y=self.scroll_y + direction * max(1, self.size.height - 2), animate=False, force=True)
+
+    def home(self) -> None:
+        self.scroll_to(y=0, animate=False, force=True)
+
+    def shift(self, direction: int) -> None:
+        """Moves long code lines and wide tables sideways."""
+        self._shift = max(0, self._shift + direction * SHIFT_CELLS)
+        self.refresh()
+
+    def show_line(self, entry: Entry, occurrence: int) -> None:
+        """Scrolls to the n-th place of the query in an entry and marks it."""
+        index = self.index_of(entry)
+        if index is None or not self._query:
+            return
+        width, renderer = self._text_width(), self._get_renderer()
+        entry.lay_out(index > 0, width)
+        seen = -1
+        target = None
+        y = 0
+        for number in range(len(entry.heights)):
+            lines = renderer.lines(entry.part(number))
+            entry.heights[number], entry.exact[number] = len(lines), True
+            for row, line in enumerate(lines):
+                folded = line.text.casefold()
+                at = folded.find(self._query)
+                while at >= 0:
+                    seen += 1
+                    if seen <= occurrence:
+                        target = (y + row, at)
+                    at = folded.find(self._query, at + len(self._query))
+            y += len(lines)
+        self._set_height(index, entry.height)
+        self._update_size()
+        self.selected = index
+        self.follow = False
+        row, at = target or (0, -1)
+        self._move(max(0, self._tops[index] + row - self.size.height // 3))
+        self._settle()
+        self._current = (self._tops[index] + row, at, index)
+        self.refresh()
+
+    def highlight_query(self, query: str) -> None:
+        """Marks every place of `query` (case does not count); empty ends it."""
+        self._query = query.casefold()
+        self._current = None
+        self.refresh()
+
+
+def paint(strip: Strip, start: int, end: int, style: Style) -> Strip:
+    """The strip with characters start..end in another style."""
+    segments: list[Segment] = []
+    position = 0
+    for text, old, control in strip:
+        following = position + len(text)
+        if following <= start or position >= end or control:
+            segments.append(Segment(text, old, control))
+        else:
+            left, right = max(0, start - position), min(len(text), end - position)
+            if left:
+                segments.append(Segment(text[:left], old))
+            segments.append(Segment(text[left:right], (old or Style()) + style))
+            if right < len(text):
+                segments.append(Segment(text[right:], old))
+        position = following
+    return Strip(segments, strip.cell_length)

@@ -1,0 +1,32 @@
+"""The full screen with a scripted engine as a program of its own, for tests at terminal level:
+
+    python -m tests.ui.fake_program DATA_FOLDER ANSWER_FILE DELAY_S [CONVERSATION]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dsv41chat.settings import load_settings
+from dsv41chat.store import Store
+from dsv41chat.ui.app import run_app
+from dsv41chat.ui.host import EngineHost
+from dsv41chat.ui.turn import TurnController
+from dsv41chat.ui.turn_events import AppStart
+from tests.ui.fakes import Script, fake_host
+
+
+def main(data: str, answer: str, delay_s: str, conversation: str | None = None) -> int:
+    settings = load_settings(data_dir=data, environ={})
+    with Store.open(settings.paths.data) as store:
+        host = EngineHost(settings, store, **fake_host(Script(answer=Path(answer).read_text("utf-8"), delay_s=float(delay_s))))
+        controller = TurnController(store, host, settings)
+        view = controller.open(conversation) if conversation else None
+        code = run_app(controller, AppStart(view=view, notices=tuple(f"interrupted: {key}" for key in store.recovered)))
+        host.close(2.0)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""A program in a real terminal: a private tmux server of fixed size."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Terminal:
+    """One tmux session running one command in a shell. Use as a context manager; the private server ends with it."""
+
+    def __init__(self, folder: Path, width: int = 100, height: int = 30):
+        self.socket = folder / "tmux.sock"
+        self.folder = folder
+        environ = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environ.pop("TMUX", None)
+        self._environ = environ
+        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", str(width), "-y", str(height), "-s", "t", "env", "PS1=$ ", "sh")
+
+    def _tmux(self, *words: str) -> str:
+        done = subprocess.run(["tmux", "-S", str(self.socket), *words], capture_output=True, text=True, env=self._environ, timeout=20)
+        return done.stdout
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tmux("kill-server")
+
+    def run(self, *arguments: str) -> None:
+        """Starts `python ARGUMENTS` in the shell; its pid and exit code go to files."""
+        words = " ".join(f"'{word}'" for word in (sys.executable, *arguments))
+        script = self.folder / "run.sh"
+        script.write_text(f"cd '{ROOT}'\n{words} & echo $! > '{self.folder}/pid'\nfg 2>/dev/null || wait $!\necho \"exit=$?\"\n")
+        # Without job control the program would not own the terminal: exec in a subshell keeps its pid known.
+        script.write_text(f"cd '{ROOT}'\n(sh -c 'echo $PPID' > '{self.folder}/pid'; exec {words})\necho exit=$?\n")
+        self.type(f". '{script}'")
+        self.keys("Enter")
+
+    @property
+    def pid(self) -> int:
+        return int((self.folder / "pid").read_text())
+
+    def type(self, text: str) -> None:
+        self._tmux("send-keys", "-t", "t", "-l", text)
+        # The composer takes a fast burst that ends in Enter for a paste.
+        time.sleep(0.1)
+
+    def keys(self, *names: str) -> None:
+        for name in names:
+            self._tmux("send-keys", "-t", "t", name)
+            time.sleep(0.05)
+
+    def paste(self, text: str, bracketed: bool = True) -> None:
+        file = self.folder / "paste.txt"
+        file.write_text(text, "utf-8")
+        self._tmux("load-buffer", str(file))
+        self._tmux("paste-buffer", "-t", "t", *(["-p"] if bracketed else []))
+        time.sleep(0.2)
+
+    def resize(self, width: int, height: int) -> None:
+        self._tmux("resize-window", "-t", "t", "-x", str(width), "-y", str(height))
+
+    @property
+    def screen(self) -> str:
+        return self._tmux("capture-pane", "-p", "-t", "t")
+
+    @property
+    def modes(self) -> str:
+        """alternate screen, any mouse mode, cursor shown."""
+        return self._tmux("display-message", "-p", "-t", "t", "#{alternate_on} #{mouse_any_flag} #{cursor_flag}").strip()
+
+    def wait(self, text: str, timeout_s: float = 30.0, gone: bool = False) -> str:
+        """Waits until `text` is (or is no longer) on the screen; returns the screen."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            screen = self.screen
+            if (text in screen) != gone:
+                return screen
+            time.sleep(0.1)
+        raise AssertionError(f"{text!r} did not {'leave' if gone else 'appear on'} the screen:\n{self.screen}")
