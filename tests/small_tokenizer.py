@@ -6,13 +6,13 @@ are the last ids.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dsv41chat.engine.chat import markers
 from dsv41chat.engine.chat.tokenizer import ChatTokenizer
+from dsv41chat.nano import embedded_pack
 
 FIRST = (markers.BOS, markers.EOS, markers.PAD)
 LAST = (
@@ -30,7 +30,7 @@ _CORPUS = ["The quick brown fox thinks; the lazy dog naps.", "A System User Assi
 
 
 @cache
-def small_tokenizer_json(pieces: int = 320) -> str:
+def small_tokenizer_json(pieces: int = 400) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -49,5 +49,11 @@ def small_tokenizer() -> ChatTokenizer:
     return ChatTokenizer(small_tokenizer_json().encode(), "small/tokenizer.json")
 
 
-def small_markers() -> list[str]:
-    return [entry["content"] for entry in json.loads(small_tokenizer_json())["added_tokens"]]
+def embedded_bytes() -> bytes:
+    """tokenizer.json of the embedded pack."""
+    return (embedded_pack() / "tokenizer.json").read_bytes()
+
+
+@cache
+def embedded_tokenizer() -> ChatTokenizer:
+    return ChatTokenizer(embedded_bytes(), "nano/tokenizer.json")

@@ -175,6 +175,10 @@ def _text(text: str) -> list[Segment]:
     return [Text(text)] if text else []
 
 
+def _sampled(ids: tuple[int, ...]) -> list[Segment]:
+    return [Ids(ids, sampled=True)] if ids else []
+
+
 def _content(m: Message) -> list[Segment]:
     """A message's own text: verbatim ids if there are any, else text with the application's image placeholders."""
     if m.content_ids is not None and m.role != "assistant":
@@ -253,7 +257,7 @@ def _assistant(prompt: _Prompt, m: Message, family: str, options: RenderOptions,
         if last:
             prompt.header_start = len(out)
         out.append(Special(ASSISTANT))
-        reasoning = [Ids(m.reasoning_ids, sampled=True)] if m.reasoning_ids else _text(m.reasoning or "")
+        reasoning = _text(m.reasoning or "") if m.reasoning_ids is None else _sampled(m.reasoning_ids)
         keep = options.has_tools or last or (options.keep_reasoning and options.thinking)
         show = keep and ((m.reasoning is not None or bool(m.reasoning_ids)) if family == "v4" else options.thinking)
         if show:
@@ -264,7 +268,7 @@ def _assistant(prompt: _Prompt, m: Message, family: str, options: RenderOptions,
         if begun or not last or not options.thinking:
             out.append(Special(END_THINK))
     if m.body_ids is not None:
-        out += [Ids(m.body_ids, sampled=True)] if m.body_ids else []
+        out += _sampled(m.body_ids)
     else:
         out += _text(m.content)
         out += tool_text.calls_block(family, m.tool_calls) if m.tool_calls else []

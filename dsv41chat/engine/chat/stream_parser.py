@@ -80,7 +80,6 @@ class StreamParser:
         check_family(family)
         if start not in STARTS:
             raise ValueError(f"unknown start {start!r}: expected one of {', '.join(STARTS)}")
-        self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
         self._end_think = tokenizer.find_marker(END_THINK)
         self._dsml = tokenizer.find_marker(DSML) if tools else None
@@ -113,7 +112,7 @@ class StreamParser:
     def feed(self, id: int) -> list[ParserEvent]:
         if self.finished:
             self._body_ids.append(id)
-        elif id == self._dsml:
+        elif id == self._dsml and self._opens_tag():
             self._marker(id)
         elif id == self._end_think and self._state != "tool":
             self._close_thinking(id)
@@ -175,6 +174,12 @@ class StreamParser:
         self._events.append(ReasoningEnd())
         self._state, self._held, self._held_ids, self._leading = "content", "", 0, True
 
+    def _opens_tag(self) -> bool:
+        """Whether a marker id here belongs to a tag; elsewhere it is text, as in an answer that explains the markup."""
+        if self._state == "tool":
+            return self._calls.expects_marker
+        return self._held.endswith("<")
+
     def _marker(self, id: int) -> None:
         """A tool tag's marker. The held `<` or `</` before it says whether the tag opens or closes."""
         self._detokenizer.finish()
@@ -202,6 +207,7 @@ class _CallReader:
         self._before = ""  # the last two characters before a marker
         self._closing = False
         self._header = ""
+        self._quoted = False  # the header read so far ends inside double quotes
         self._held = ""  # end of a value that may be the begin of a closing tag
         self._string = False
         self._open = False  # a call is open
@@ -224,25 +230,31 @@ class _CallReader:
             self._before = ""
             self._tag()
 
+    @property
+    def expects_marker(self) -> bool:
+        """Only the begin of a closing tag ends a value."""
+        return self._where != "value" or self._held == "</"
+
     def marker(self) -> None:
         """The marker of a tag: a value ends here, and the tag's header begins."""
         if self._where == "value" and self._string:
             self._argument('"')
         self._closing = self._before == "</"
-        self._where, self._header, self._held, self._before = "header", "", "", ""
+        self._where, self._header, self._quoted, self._held, self._before = "header", "", False, "", ""
 
     def cut(self) -> None:
-        """The stream ended: a call that is still open stays incomplete."""
+        """The stream or the block ended: a call that is still open stays incomplete."""
         if self._open:
+            if self._where == "value" and self._held:
+                self._argument(self._shown(self._held))
             self._end(closed=False)
 
     def _header_end(self, text: str) -> int:
         """Index in text of the first > outside double quotes, or -1."""
-        quoted = self._header.count('"') % 2 == 1
         for i, char in enumerate(text):
             if char == '"':
-                quoted = not quoted
-            elif char == ">" and not quoted:
+                self._quoted = not self._quoted
+            elif char == ">" and not self._quoted:
                 return i
         return -1
 
@@ -273,7 +285,10 @@ class _CallReader:
         shown = whole.removesuffix("</") if whole.endswith("</") else whole.removesuffix("<")
         self._held = whole[len(shown) :]
         if shown:
-            self._argument(json.dumps(shown, ensure_ascii=False)[1:-1] if self._string else shown)
+            self._argument(self._shown(shown))
+
+    def _shown(self, value: str) -> str:
+        return json.dumps(value, ensure_ascii=False)[1:-1] if self._string else value
 
     def _argument(self, text: str) -> None:
         self._arguments += text

@@ -14,6 +14,7 @@ import pytest
 from dsv41chat.engine.chat.tokenizer import ChatTokenizer
 from dsv41chat.engine.engram.token_map import MAP_FILE, derive_token_map, distinct_keys, load_token_map
 from dsv41chat.engine.errors import PackDamaged, PackIncomplete
+from dsv41chat.nano import embedded_pack
 from tests.engine.chat.golden import load
 from tests.release_tokenizer import SHA256, release_bytes, release_tokenizer
 from tests.small_tokenizer import small_tokenizer_json
@@ -86,6 +87,15 @@ def test_small_map(small):
     _, token_map = small
     assert 1 < distinct_keys(token_map) < len(token_map)
     assert distinct_keys(token_map) == len(np.unique(token_map))
+
+
+def test_embedded_pack():
+    """Its config names the count of the derived map."""
+    pack = embedded_pack()
+    config = json.loads((pack / "config.json").read_text())["text_config"]
+    token_map = load_token_map(pack, config["vocab_size"], None)
+    assert distinct_keys(token_map) == config["engram_compressed_vocab_size"]
+    assert plain_map(ChatTokenizer.from_file(pack / "tokenizer.json")) == token_map.tolist()
 
 
 def test_given_map_alone(small, tmp_path):
