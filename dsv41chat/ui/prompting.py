@@ -42,14 +42,3 @@ def chat_messages(system: str | None, path: Sequence[Any], tokenizer_sha256: str
 
 def _ids(ids: Iterable[int] | None) -> tuple[int, ...] | None:
     return None if ids is None else tuple(int(i) for i in ids)
-
-
-def split_parts(ids: Sequence[int], end_think: int | None, start: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(reasoning_ids, body_ids) of the ids emitted so far; `start` is EncodedPrompt.start. The first </think> divides them."""
-    ids = tuple(ids)
-    if not start.startswith("reasoning"):
-        return (), ids
-    if end_think is None or end_think not in ids:
-        return ids, ()
-    cut = ids.index(end_think)
-    return ids[:cut], ids[cut + 1 :]

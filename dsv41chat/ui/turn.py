@@ -2,9 +2,9 @@
 
     save the user's message -> find the build -> load it if needed -> encode the path to ids -> stream -> checkpoint -> save
 
-The user's message is committed before any engine work. While an answer streams it is written at the first token and then so
-often that a kill -9 loses less than a second of what was shown. Verbatim ids of earlier answers go back into the prompt, so
-the conversation's session finds them in its lane and prefills only what is new.
+The user's message is committed before any engine work. A piece of the answer is given to the store before it is shown; the
+store writes at the first token and then so often that a kill -9 loses less than a second of what was shown. Verbatim ids of
+earlier answers go back into the prompt, so the conversation's session finds them in its lane and prefills only what is new.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsv41chat.engine.errors import Cancelled, ContextFull, EngineError, PackInc
 from dsv41chat.engine.events import Done
 from dsv41chat.store import Locked, StoreError
 from dsv41chat.ui.engine_thread import Abandoned, Stream
-from dsv41chat.ui.prompting import chat_messages, ids_hash, split_parts
+from dsv41chat.ui.prompting import chat_messages, ids_hash
 from dsv41chat.ui.turn_events import (
     LEAF,
     BuildView,
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TITLE_CELLS = 60
-_CHECKPOINT_S = 0.6  # age of the oldest unsaved piece that forces a write; leaves a commit 0.4 s of the promised second
 END_THINK = "</think>"
 
 
@@ -186,18 +184,14 @@ class _Turn:
         """Find or make the conversation, commit the user's message. Returns the Saved events of what was written."""
         r = self.request
         if r.conversation_id is None:
-            title = r.title or first_line(r.text or "")
             system = self.c.settings.chat.system if r.system is None else r.system
-            self.conversation = self.store.new_conversation(title, {"system": system} if system else {})
+            self.conversation = self.store.new_conversation(r.title, {"system": system} if system else {})
         else:
             self.conversation = self.store.conversation(r.conversation_id)
         self.store.lock(self.conversation.id)
         if r.text is not None:
             parent_id = self.conversation.leaf_id if r.parent_id == LEAF else r.parent_id
-            self.parent = self.store.add_message(
-                self.conversation.id, parent_id, "user", r.text, queue_id=r.queue_id, clear_draft=r.clear_draft
-            )
-            self.store.set_leaf(self.conversation.id, self.parent.id)
+            self.parent = self.store.add_message(self.conversation.id, parent_id, "user", r.text)
             return [Saved(self.parent)]
         message = self.store.message(r.regenerate or r.continue_from)
         if r.continue_from is not None:
@@ -313,100 +307,71 @@ class _Turn:
 
 
 class _Answer:
-    """The answer's row: begun at the first token, written often, finished once. A helper thread writes what a blocked or
-    slow reader would leave unsaved."""
+    """The answer's row: begun at the first token, checkpointed by the store while it grows, finished once."""
 
     def __init__(self, turn: _Turn, params: dict, end_think: int | None, start: str):
+        kept = turn.kept
         self._turn = turn
         self._params = params
         self._end_think = end_think
-        self._start = start
+        self._thinks = start.startswith("reasoning")
         self._writer: Any = None
-        self._text = turn.kept.text if turn.kept is not None else ""
-        self._thinking = (turn.kept.thinking or "") if turn.kept is not None else ""
+        self._kept = {"text": kept.text if kept else "", "thinking": kept.thinking if kept else ""}
         self._new = {"text": "", "thinking": ""}
         self._ids: list[int] = []
-        self._lock = threading.Lock()
-        self._dirty_since: float | None = None
-        self._closed = threading.Event()
+        self._reasoning_ids = list(kept.reasoning_ids or ()) if kept else []
+        self._body_ids = list(kept.body_ids or ()) if kept else []
+        self._offsets = (len(self._reasoning_ids), len(self._body_ids))
 
     def add(self, piece: Piece) -> None:
-        """Take a piece in before it is shown."""
+        """Take a piece in, before it is shown."""
         if not piece.ids and not piece.text:
             return
-        with self._lock:
-            self._new["thinking" if piece.channel == "thinking" else "text"] += piece.text
-            self._ids.extend(piece.ids)
-            if self._writer is None:
-                self._begin()
-            self._writer.update(**self._fields())
-            self._dirty_since = self._dirty_since or time.monotonic()
-            self._write_if_old()
+        self._new["thinking" if piece.channel == "thinking" else "text"] += piece.text
+        self._ids.extend(piece.ids)
+        for id in piece.ids:
+            if self._thinks and id == self._end_think:
+                self._thinks = False
+            else:
+                (self._reasoning_ids if self._thinks else self._body_ids).append(id)
+        if self._writer is None:
+            self._begin()
+        self._writer.update(**self._fields())
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why the newest checkpoint could not be written."""
+        return self._writer.failure if self._writer is not None else None
 
     def complete(self, done: Done, timing: dict) -> Any:
         """Store the end of an answer; None if no token was produced."""
-        self._closed.set()
-        with self._lock:
-            self._new = {"text": done.text, "thinking": done.thinking}
-            if not done.ids and self._writer is None:
-                return None
-            if self._writer is None:
-                self._begin()
-            state = "stopped" if done.finish == "cancelled" else "complete"
-            fields = self._fields(done.reasoning_ids, done.body_ids)
-            return self._writer.finish(state=state, finish=done.finish, ids=done.ids, usage=done.usage, timing=timing, **fields)
+        if not done.ids and self._writer is None:
+            return None
+        if self._writer is None:
+            self._begin()
+        self._new = {"text": done.text, "thinking": done.thinking}
+        # The pieces hold the stop id and what followed a stop string; the engine's own lists are the ones to repeat.
+        self._reasoning_ids[self._offsets[0] :] = done.reasoning_ids
+        self._body_ids[self._offsets[1] :] = done.body_ids
+        state = "stopped" if done.finish == "cancelled" else "complete"
+        return self._writer.finish(state, done.finish, ids=done.ids, usage=done.usage, timing=timing, **self._fields())
 
     def keep(self, state: str) -> dict | None:
-        """Store what was produced before a failure. Returns it, or None if there was nothing."""
-        self._closed.set()
-        with self._lock:
-            if self._writer is None:
-                return None
-            self._writer.finish(state=state, finish=state, ids=tuple(self._ids), usage={}, timing={}, **self._fields())
-            return dict(self._new)
+        """Store what was produced before a failure and return it; None if there was nothing."""
+        if self._writer is None:
+            return None
+        try:
+            self._writer.finish(state, state, ids=tuple(self._ids), **self._fields())
+        except StoreError as error:
+            log.error("the partial answer could not be stored: %s", error)
+        return dict(self._new)
 
     def _begin(self) -> None:
-        turn = self._turn
-        build = turn.host.view
+        turn, build = self._turn, self._turn.host.view
         self._writer = turn.store.begin_answer(turn.conversation.id, turn.parent.id, build.name, build.fingerprint, self._params)
-        threading.Thread(target=self._watch, name="checkpoint", daemon=True).start()
 
-    def _fields(self, reasoning_ids: tuple[int, ...] | None = None, body_ids: tuple[int, ...] | None = None) -> dict:
-        if reasoning_ids is None:
-            reasoning_ids, body_ids = split_parts(self._ids, self._end_think, self._start)
-        kept = self._turn.kept
-        if kept is not None:
-            reasoning_ids = tuple(kept.reasoning_ids or ()) + reasoning_ids
-            body_ids = tuple(kept.body_ids or ()) + body_ids
+    def _fields(self) -> dict:
         return {
-            "text": self._text + self._new["text"], "thinking": self._thinking + self._new["thinking"],
-            "reasoning_ids": reasoning_ids, "body_ids": body_ids,
+            "text": self._kept["text"] + self._new["text"], "thinking": self._kept["thinking"] + self._new["thinking"],
+            "reasoning_ids": self._reasoning_ids, "body_ids": self._body_ids,
         }  # fmt: skip
-
-    def _write_if_old(self) -> None:
-        if self._dirty_since is not None and time.monotonic() - self._dirty_since >= _CHECKPOINT_S:
-            self._writer.checkpoint()
-            self._dirty_since = None
-
-    def _watch(self) -> None:
-        while not self._closed.wait(_CHECKPOINT_S / 4):
-            with self._lock:
-                if self._closed.is_set():
-                    return
-                try:
-                    self._write_if_old()
-                except StoreError as error:
-                    log.warning("the answer could not be checkpointed: %s", error)
-
-
-def first_line(text: str, cells: int = TITLE_CELLS) -> str:
-    """The title that a conversation gets from its first message: one line, cut at `cells` terminal cells."""
-    from unicodedata import combining, east_asian_width
-
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    used = 0
-    for i, char in enumerate(line):
-        used += 0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1
-        if used > cells:
-            return line[:i].rstrip() + "…"
-    return line

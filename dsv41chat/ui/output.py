@@ -1,0 +1,387 @@
+"""Where scripted mode writes: stdout carries data only, stderr everything else.
+
+One sink per output mode turns the events of ui/turn_events.py into what scripts read (spec: app, section 8.2): `TextSink`,
+`JsonSink`, `StreamSink`. `Stderr` shows notices, progress and timings to people.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from dsv41chat import __version__
+from dsv41chat.ui.sanitize import visible, visible_line
+from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Noticed, Piece, Prefill, Ready, Residency, Saved, Started, Warned
+
+SCHEMA = 1
+_SLOW_S = 0.25  # load and prefill events are written at most this often
+
+
+class ReaderGone(Exception):
+    """Whoever read our stdout has closed it."""
+
+
+class UsageError(Exception):
+    """Options or input that cannot be used. Exit code 2."""
+
+    code = "usage"
+
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message)
+        self.hint = hint
+
+
+class Out:
+    """Bytes to stdout, or to a file that appears under its name only when `close(True)` is called.
+
+    Raises ReaderGone when the reader closed the pipe, UsageError when the file may not be written.
+    """
+
+    def __init__(self, path: Path | None = None, *, force: bool = False):
+        self.path = path
+        self._temporary: str | None = None
+        self._file: BinaryIO | None = None
+        if path is None:
+            # A closed descriptor 1 gives None: there is nobody to read.
+            self._file = getattr(sys.stdout, "buffer", None)
+            return
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists already.", hint="--force overwrites it")
+        try:
+            handle, self._temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            self._file = os.fdopen(handle, "wb")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+
+    @property
+    def terminal(self) -> bool:
+        return self.path is None and self._file is not None and sys.stdout.isatty()
+
+    def write(self, text: str) -> None:
+        """Write and flush."""
+        if self._file is None:
+            return
+        data = text.encode("utf-8", "replace")
+        try:
+            while data:
+                # A raw or buffered writer may take less than all of it when a signal interrupts.
+                data = data[self._file.write(data) or 0 :]
+            self._file.flush()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ReaderGone from error
+
+    def close(self, keep: bool) -> None:
+        """Finish: a file gets its name, or vanishes unless `keep`."""
+        if self._temporary is None or self._file is None:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        if keep:
+            # mkstemp made it private; an ordinary new file follows the user's mask.
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(self._temporary, 0o666 & ~mask)
+            os.replace(self._temporary, self.path)
+        else:
+            os.unlink(self._temporary)
+        self._temporary = None
+
+
+class Stderr:
+    """Lines for people. level: -1 quiet (errors only), 0, 1 timings, 2 debug. progress: auto, always or never."""
+
+    def __init__(self, level: int = 0, progress: str = "auto", *, color: bool = True, stream: TextIO | None = None):
+        self.stream = sys.stderr if stream is None else stream
+        self.level = level
+        self.terminal = self.stream is not None and self.stream.isatty()
+        self.color = color and self.terminal
+        self.progress = progress == "always" or (progress == "auto" and self.terminal and level >= 0)
+        self._line = ""
+        self._last = 0.0
+        self._open_line = False  # streamed thinking without its newline
+
+    def notice(self, text: str) -> None:
+        """A line that --quiet hides."""
+        if self.level >= 0:
+            self.line(text)
+
+    def timing(self, text: str) -> None:
+        """A line of --verbose."""
+        if self.level >= 1:
+            self.line(text)
+
+    def line(self, text: str) -> None:
+        self.clear()
+        if self._open_line:
+            self._write("\n")
+            self._open_line = False
+        self._write((visible_line(text) if self.terminal else text) + "\n")
+
+    def thinking(self, text: str) -> None:
+        """Streamed thinking, dim on a terminal."""
+        if not text:
+            return
+        self.clear()
+        shown = visible(text) if self.terminal else text
+        self._write(f"\x1b[2m{shown}\x1b[0m" if self.color else shown)
+        self._open_line = not text.endswith("\n")
+
+    def status(self, text: str, final: bool = False) -> None:
+        """A progress line: drawn over itself on a terminal, else one line at most four times a second."""
+        now = time.monotonic()
+        if not self.progress or (not final and now - self._last < _SLOW_S):
+            return
+        self._last = now
+        if self.terminal:
+            self._write("\r" + text + " " * max(0, len(self._line) - len(text)))
+            self._line = text
+        else:
+            self._write(text + "\n")
+
+    def clear(self) -> None:
+        """Take the progress line away."""
+        if self._line:
+            self._write("\r" + " " * len(self._line) + "\r")
+            self._line = ""
+
+    def _write(self, text: str) -> None:
+        if self.stream is None:
+            return
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except (OSError, ValueError):
+            self.stream = None  # nobody reads it any more; the answer matters more
+
+
+def event_fields(event: Any) -> dict[str, Any] | None:
+    """The fields of one event line (without v, t and turn), None for an event that scripts do not see."""
+    match event:
+        case Started():
+            return {
+                "type": "start", "version": __version__, "pid": os.getpid(), "conversation": event.conversation_id, "parent": event.parent_id,
+                "build": event.build.as_dict() if event.build else None, "params": event.params,
+                "engine": {"device": event.device, "mlx": event.mlx},
+            }  # fmt: skip
+        case Loading():
+            return {"type": "load", "stage": event.stage, "done": event.done, "total": event.total, "unit": event.unit}
+        case Residency():
+            tables = [{"name": t.name, "state": t.state, "sampled": t.sampled, "resident": t.resident} for t in event.tables]
+            return {"type": "residency", "tables": tables}
+        case Prefill():
+            return {"type": "prefill", "cached": event.cached, "done": event.done, "total": event.total, "tok_s": event.tok_s}
+        case Piece():
+            return {"type": "delta", "channel": event.channel, "text": event.text, "tokens": len(event.ids)}
+        case DraftRound():
+            return {"type": "draft", "depth": event.depth, "proposed": event.proposed, "accepted": event.accepted}
+        case Warned():
+            return {"type": "warning", "code": event.code, "message": event.message}
+        case Saved():
+            m = event.message
+            return {"type": "message", "id": m.id, "role": m.role, "text": m.text, "thinking": m.thinking or "", "finish": m.finish}
+    return None
+
+
+def done_fields(finished: Finished, exit_code: int) -> dict[str, Any]:
+    return {
+        "type": "done", "finish": finished.finish, "conversation": finished.conversation_id,
+        "message_id": finished.message.id if finished.message is not None else None, "ids_hash": finished.ids_hash,
+        "usage": finished.usage, "timing": finished.timing, "draft": finished.draft, "residency": finished.residency, "exit_code": exit_code,
+    }  # fmt: skip
+
+
+def error_fields(failed: Failed, exit_code: int) -> dict[str, Any]:
+    return {
+        "type": "error", "code": failed.code, "message": failed.message, "hint": failed.hint, "exit_code": exit_code,
+        "partial": failed.partial, "conversation": failed.conversation_id,
+    }  # fmt: skip
+
+
+class Sink:
+    """Takes the events of every turn in order, then exactly one of `done` and `failed`."""
+
+    def __init__(self, out: Out, stderr: Stderr, clock: Callable[[], float]):
+        self.out = out
+        self.stderr = stderr
+        self.clock = clock  # seconds since the program started
+        self.turn = 0
+
+    def event(self, event: Any) -> None:
+        raise NotImplementedError
+
+    def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
+        """turns: one per prompt; extra: fields of --dry-run and --load-only."""
+        raise NotImplementedError
+
+    def failed(self, failed: Failed, exit_code: int) -> None:
+        raise NotImplementedError
+
+    def _line(self, fields: dict[str, Any]) -> str:
+        head = {"v": SCHEMA, "type": fields["type"], "t": round(self.clock(), 4), "turn": self.turn}
+        return json.dumps(head | fields, ensure_ascii=False) + "\n"
+
+
+class TextSink(Sink):
+    """The answers, each ended by a newline. stream: as they are produced; extract: None or the language ("" any) of a block."""
+
+    def __init__(self, out: Out, stderr: Stderr, clock: Callable[[], float], *, stream: bool, show_thinking: bool, extract: str | None):
+        super().__init__(out, stderr, clock)
+        self.stream = stream and extract is None
+        self.show_thinking = show_thinking
+        self.extract = extract
+        self._text = ""
+        self._ends_line = True
+
+    def event(self, event: Any) -> None:
+        if not isinstance(event, Piece):
+            return
+        if event.channel == "thinking":
+            if self.show_thinking:
+                self.stderr.thinking(event.text)
+            return
+        self._text += event.text
+        if self.stream:
+            self._put(event.text)
+
+    def turn_done(self) -> None:
+        """The end of one answer."""
+        text, self._text = self._text, ""
+        if self.extract is not None:
+            block = first_block(text, self.extract)
+            if block is None:
+                wanted = f"{self.extract} block" if self.extract else "fenced block"
+                self.stderr.notice(f"warning: the answer has no {wanted}; the whole answer was written.")
+            text = text if block is None else block
+        if not self.stream:
+            self._put(text)
+        if not self._ends_line:
+            self._put("\n")
+
+    def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
+        for name, value in extra.items():
+            self._put(f"{name} {value if value is not None else '-'}\n")
+
+    def failed(self, failed: Failed, exit_code: int) -> None:
+        if self._text and self.extract is None:
+            self.turn_done()
+        self.stderr.line(f"dsv41chat: {failed.message}" + (f"  Try: {failed.hint}" if failed.hint else ""))
+
+    def _put(self, text: str) -> None:
+        if text:
+            self.stderr.clear()
+            self._ends_line = text.endswith("\n")
+            self.out.write(visible(text) if self.out.terminal else text)
+
+
+class JsonSink(Sink):
+    """One object, at the end."""
+
+    def __init__(self, out: Out, stderr: Stderr, clock: Callable[[], float]):
+        super().__init__(out, stderr, clock)
+        self._start: dict[str, Any] = {"version": __version__, "conversation": None, "build": None, "params": None}
+
+    def event(self, event: Any) -> None:
+        if isinstance(event, Started):
+            fields = event_fields(event) or {}
+            self._start = {name: fields[name] for name in ("version", "conversation", "build", "params", "engine")}
+        elif isinstance(event, Ready):
+            self._start |= {"params": event.params, "build": event.build.as_dict()}
+
+    def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
+        fields: dict[str, Any] = {"type": "done"}
+        if turns:
+            fields = done_fields(turns[-1], exit_code) | {"text": turns[-1].text, "thinking": turns[-1].thinking}
+        if len(turns) > 1:
+            fields["turns"] = [done_fields(turn, 0) | {"text": turn.text, "thinking": turn.thinking} for turn in turns]
+        self.out.write(self._line(self._start | fields | extra | {"exit_code": exit_code}))
+
+    def failed(self, failed: Failed, exit_code: int) -> None:
+        fields = error_fields(failed, exit_code)
+        if fields["conversation"] is None:
+            del fields["conversation"]
+        self.out.write(self._line(self._start | fields))
+
+
+class StreamSink(Sink):
+    """One object per line: `start` first, `done` or `error` last."""
+
+    def __init__(self, out: Out, stderr: Stderr, clock: Callable[[], float], *, drafts: bool):
+        super().__init__(out, stderr, clock)
+        self.drafts = drafts
+        self._started = False
+        self._slow: dict[str, float] = {}
+
+    def event(self, event: Any) -> None:
+        if isinstance(event, DraftRound) and not self.drafts:
+            return
+        fields = event_fields(event)
+        if fields is None or (fields["type"] == "start" and self._started):
+            return
+        if fields["type"] in ("load", "prefill") and fields["done"] < fields["total"]:
+            now = self.clock()
+            if now - self._slow.get(fields["type"], -1.0) < _SLOW_S:
+                return
+            self._slow[fields["type"]] = now
+        self._begin(fields)
+        self.out.write(self._line(fields))
+
+    def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
+        fields = done_fields(turns[-1], exit_code) if turns else {"type": "done", "exit_code": exit_code}
+        if len(turns) > 1:
+            fields["turns"] = [done_fields(turn, 0) for turn in turns]
+        self._begin(fields)
+        self.out.write(self._line(fields | extra))
+
+    def failed(self, failed: Failed, exit_code: int) -> None:
+        fields = error_fields(failed, exit_code)
+        self._begin(fields)
+        self.out.write(self._line(fields))
+
+    def _begin(self, fields: dict[str, Any]) -> None:
+        """A run that failed before its first turn still begins with a start line."""
+        if not self._started and fields["type"] != "start":
+            self.out.write(self._line(event_fields(Started(fields.get("conversation"), None, None, {}, None, None)) or {}))
+        self._started = True
+
+
+def first_block(text: str, language: str = "") -> str | None:
+    """The inside of the first fenced block (of `language`, if given), with its last newline; None if there is none."""
+    for match in re.finditer(r"^ {0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)\n(.*?)^ {0,3}\1[`~]*[ \t]*$", text, re.MULTILINE | re.DOTALL):
+        info = match[2].split()
+        if not language or (info and info[0].lower() == language.lower()):
+            return match[3]
+    return None
+
+
+def show_progress(stderr: Stderr, event: Any) -> None:
+    """Loading and prefill as a progress line; notices and warnings as lines."""
+    match event:
+        case Loading():
+            percent = 100 * event.done // max(event.total, 1)
+            stderr.status(f"loading {event.stage} {percent}%  {event.done:,}/{event.total:,} {event.unit}", event.done >= event.total)
+        case Prefill():
+            stderr.status(f"prefill {event.done:,}/{event.total:,}  {event.tok_s:,.0f} tok/s", event.done >= event.total)
+        case Piece():
+            stderr.clear()
+        case Warned():
+            stderr.notice(f"warning: {event.message}")
+        case Noticed():
+            stderr.notice(event.message)
+
+
+def receipt(finished: Finished) -> str:
+    """The numbers of one answer in a line."""
+    usage, timing = finished.usage, finished.timing
+    return (
+        f"{usage.get('completion_tokens', 0):,} tokens ({usage.get('thinking_tokens', 0):,} thinking), {timing.get('decode_tok_s', 0.0):.1f} tok/s, "
+        f"first token {timing.get('first_token_s', 0.0):.2f} s, cached {usage.get('cached_tokens', 0):,}, prefilled {usage.get('prefilled_tokens', 0):,}, "
+        f"load {timing.get('load_s', 0.0):.2f} s, total {timing.get('total_s', 0.0):.2f} s, seed {finished.seed}, finish {finished.finish}"
+    )
