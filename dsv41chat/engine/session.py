@@ -63,6 +63,10 @@ class Session:
         turn = _Turn(self, prompt, sampling, Answer(self.engine.tokenizer, prompt, tuple(stop), min(max_tokens, room), loop_stop), draft, cancel)
         yield from turn.run()
 
+    def held(self, ids: Sequence[int]) -> int:
+        """How many of the first `ids` the lane holds already."""
+        return self.target.lane.common_prefix(ids)
+
     def reuse(self, ids: Sequence[int]) -> int:
         """Bring the lane to the longest prefix it shares with `ids`, at most all but the last id; returns its length."""
         lane = self.target.lane

@@ -14,21 +14,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsv41chat.engine.errors import EngineError, PackMissing
+from dsv41chat.engine.errors import DoesNotFit, EngineError, PackIncomplete, PackMissing
+from dsv41chat.store import EMBEDDED, StoreError, clean_name, free_name
 from dsv41chat.ui.engine_thread import EngineThread, Stream
 from dsv41chat.ui.turn_events import BuildRef, BuildView, merge_events
 
 if TYPE_CHECKING:
     from dsv41chat.engine import Engine, SamplingParams, Session
     from dsv41chat.engine.chat.encode import EncodedPrompt, Message
+    from dsv41chat.engine.chat.tokenizer import ChatTokenizer
     from dsv41chat.settings import Settings
     from dsv41chat.store import Store
     from dsv41chat.ui.turn_events import TurnOptions
 
 log = logging.getLogger(__name__)
 
-EMBEDDED = "nano"
+_ANNOUNCED = "ui.embedded_announced"
 DEFAULT_KEYS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "effort")
+_LARGE_BYTES = 4 << 30
 _SMALL_BYTES = 1 << 30  # below this many resident bytes several lanes can stay open side by side
 
 
@@ -66,25 +69,26 @@ class EngineHost:
         self._backend = backend or _backend_info
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._info: tuple[str, str] | None = None
+        self._claimed: Any = None
+        self.allow_second = False
+        self.fresh_sessions = False  # --no-cache: every turn starts from an empty lane
 
     # builds ------------------------------------------------------------------------------------------------------------
 
     def builds(self) -> list[BuildRef]:
-        """Registered builds, the sub-folders of engine.model_dirs that hold a config.json, and the embedded pack, by name."""
+        """Registered builds, the sub-folders of engine.model_dirs that hold a config.json, and the embedded pack (last)."""
         found: dict[str, BuildRef] = {}
-        folders: set[Path] = set()
         for row in self.store.builds.list() if self.store is not None else ():
-            folder = Path(row.folder)
-            found[row.name] = BuildRef(row.name, folder, registered=True)
-            folders.add(folder.resolve())
+            found[row.name] = BuildRef(row.name, Path(row.folder), registered=True)
+        folders = {ref.folder.resolve() for ref in found.values()}
         for parent in self.settings.engine.model_dirs:
             for config in sorted(Path(parent).expanduser().glob("*/config.json")):
                 if config.parent.resolve() not in folders:
-                    name = free_name(config.parent.name, found)
+                    name = free_name(clean_name(config.parent.name), {*found, EMBEDDED})
                     found[name] = BuildRef(name, config.parent)
                     folders.add(config.parent.resolve())
-        found[EMBEDDED] = BuildRef(EMBEDDED, self._embedded(), embedded=True)
-        return sorted(found.values(), key=lambda ref: (ref.embedded, ref.name))
+        listed = sorted(found.values(), key=lambda ref: ref.name.casefold())
+        return [*listed, BuildRef(EMBEDDED, self._embedded(), embedded=True)]
 
     def find(self, argument: str) -> BuildRef:
         """A folder with a config.json, an exact name, or a unique prefix, in this order.
@@ -95,7 +99,7 @@ class EngineHost:
         folder = Path(argument).expanduser()
         if (folder / "config.json").is_file():
             known = [ref for ref in builds if ref.folder.resolve() == folder.resolve()]
-            return known[0] if known else BuildRef(build_name(folder), folder)
+            return known[0] if known else BuildRef(clean_name(folder.resolve().name), folder)
         for ref in builds:
             if ref.name == argument:
                 return ref
@@ -120,11 +124,32 @@ class EngineHost:
                 log.info("the conversation's build %s is not there any more: %s", wanted, error)
         if self.settings.engine.model:
             return self.find(self.settings.engine.model)
-        rows = self.store.builds.list() if self.store is not None else []
-        for row in sorted((row for row in rows if row.last_used), key=lambda row: row.last_used, reverse=True):
-            if (Path(row.folder) / "config.json").is_file():
-                return BuildRef(row.name, Path(row.folder), registered=True)
+        for row in self.store.builds.last_used() if self.store is not None else ():
+            if row.folder is None:
+                break
+            if (row.folder / "config.json").is_file():
+                return BuildRef(row.name, row.folder, registered=True)
         return BuildRef(EMBEDDED, self._embedded(), embedded=True)
+
+    def note_use(self, build: BuildView) -> None:
+        """Remember that `build` answers: it is the default of later starts."""
+        if self.store is None or self.store.readonly:
+            return
+        try:
+            if build.embedded:
+                self.store.builds.touch(EMBEDDED)
+            else:
+                self.store.builds.use(build.folder, family=build.family, fingerprint=build.fingerprint)
+        except StoreError as error:
+            log.warning("the use of %s could not be noted: %s", build.name, error)
+
+    def first_start_notice(self, build: BuildView) -> str | None:
+        """One line, once per data folder, that says which small model answers and how to add a real build."""
+        if not build.embedded or (self.store is not None and _ANNOUNCED in self.store.facts):
+            return None
+        if self.store is not None and not self.store.readonly:
+            self.store.facts[_ANNOUNCED] = build.fingerprint
+        return f"{build.name} answers: {card_line(build.folder)} Add a real build: dsv41chat models add DIR"
 
     def probe(self, ref: BuildRef) -> BuildView:
         """Read the headers of a build, no weights. Raises PackError."""
@@ -153,6 +178,7 @@ class EngineHost:
         The iteration raises what open_engine raises: PackError, DoesNotFit, Cancelled, BackendMissing.
         """
         view = self.probe(ref)  # a missing or incomplete pack is refused while the old build is still there
+        self._claim(view)
 
         def job(emit: Callable[[Any], None]) -> None:
             previous = self.view
@@ -166,6 +192,25 @@ class EngineHost:
                 raise
 
         return self.thread.stream(job)
+
+    def _claim(self, view: BuildView) -> None:
+        """Only one process of this user may hold a large build, unless --allow-second was given. Raises DoesNotFit."""
+        if view.resident_bytes < _LARGE_BYTES or self.allow_second or self._claimed is not None:
+            return
+        import fcntl
+
+        folder = self.settings.paths.state
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = open(folder / "engine.lock", "a+")  # noqa: SIM115 - held until the process ends, which releases it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise DoesNotFit(
+                f"Another dsv41chat process has a large build loaded; {view.name} needs {view.resident_bytes / 1e9:.1f} GB more.",
+                hint="end the other process, or --allow-second",
+            ) from None
+        self._claimed = file
 
     def _open(self, view: BuildView, emit: Callable[[Any], None], cancel: Callable[[], bool]) -> None:
         started = time.monotonic()
@@ -200,6 +245,18 @@ class EngineHost:
         session = self._sessions[conversation_id] = self.engine.new_session()
         return session
 
+    def tokenizer(self) -> ChatTokenizer:
+        """Of the loaded engine. Raises PackIncomplete if the pack has none."""
+        if self.engine.tokenizer is None:
+            name = self.view.name
+            raise PackIncomplete(f"{name} has no tokenizer.json, so it cannot chat.", hint=f"dsv41chat models verify {name}")
+        return self.engine.tokenizer
+
+    def cached(self, conversation_id: str, prompt: EncodedPrompt) -> int:
+        """How many ids of `prompt` the conversation's session holds already (0 without one)."""
+        session = self._sessions.get(conversation_id)
+        return 0 if session is None else min(self.thread.call(session.held, prompt.ids), len(prompt.ids) - 1)
+
     def encode(self, messages: Sequence[Message], options: TurnOptions) -> EncodedPrompt:
         """The ids of a conversation for the loaded build. Runs on the caller's thread (no MLX)."""
         from dsv41chat.engine.chat.encode import RenderOptions, encode_prompt
@@ -224,6 +281,8 @@ class EngineHost:
         max_tokens = max(1, min(options.token_limit(), self.engine.context_limit - len(prompt.ids)))
 
         def job(emit: Callable[[Any], None]) -> None:
+            if self.fresh_sessions:
+                self._sessions.pop(conversation_id, None)
             session = self._session(conversation_id)
             for event in session.generate(
                 prompt, _sampling(options, seed), max_tokens=max_tokens, stop=options.stop, draft=options.draft,
@@ -239,20 +298,14 @@ class EngineHost:
         return self.thread.close(timeout_s)
 
 
-def build_name(folder: Path) -> str:
-    """A build's default name: its folder's, limited to letters, digits, dot, underscore and minus."""
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in Path(folder).resolve().name)
-    return name.strip("-") or "build"
-
-
-def free_name(name: str, taken: Any) -> str:
-    """`name`, or `name-2`, `name-3`, ... if it is taken. The embedded pack's name always is."""
-    name = build_name(Path(name))
-    candidate, n = name, 1
-    while candidate in taken or candidate == EMBEDDED:
-        n += 1
-        candidate = f"{name}-{n}"
-    return candidate
+def card_line(folder: Path) -> str:
+    """The first paragraph of a pack's MODEL_CARD.md below its heading, on one line; "" if there is none."""
+    try:
+        text = (Path(folder) / "MODEL_CARD.md").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
+    return next((part for part in paragraphs if part and not part.startswith(("#", "---"))), "")
 
 
 def pack_defaults(folder: Path) -> dict[str, Any]:

@@ -214,8 +214,13 @@ class Sink:
         self.clock = clock  # seconds since the program started
         self.turn = 0
 
+    text = False  # whether people read it
+
     def event(self, event: Any) -> None:
         raise NotImplementedError
+
+    def turn_done(self) -> None:
+        """The end of one answer, when all went well."""
 
     def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
         """turns: one per prompt; extra: fields of --dry-run and --load-only."""
@@ -232,12 +237,14 @@ class Sink:
 class TextSink(Sink):
     """The answers, each ended by a newline. stream: as they are produced; extract: None or the language ("" any) of a block."""
 
+    text = True
+
     def __init__(self, out: Out, stderr: Stderr, clock: Callable[[], float], *, stream: bool, show_thinking: bool, extract: str | None):
         super().__init__(out, stderr, clock)
-        self.stream = stream and extract is None
+        self.stream = stream and extract is None  # a block is known when the answer is complete
         self.show_thinking = show_thinking
         self.extract = extract
-        self._text = ""
+        self._answer = ""
         self._ends_line = True
 
     def event(self, event: Any) -> None:
@@ -247,13 +254,12 @@ class TextSink(Sink):
             if self.show_thinking:
                 self.stderr.thinking(event.text)
             return
-        self._text += event.text
+        self._answer += event.text
         if self.stream:
             self._put(event.text)
 
     def turn_done(self) -> None:
-        """The end of one answer."""
-        text, self._text = self._text, ""
+        text, self._answer = self._answer, ""
         if self.extract is not None:
             block = first_block(text, self.extract)
             if block is None:
@@ -270,7 +276,7 @@ class TextSink(Sink):
             self._put(f"{name} {value if value is not None else '-'}\n")
 
     def failed(self, failed: Failed, exit_code: int) -> None:
-        if self._text and self.extract is None:
+        if self._answer and self.extract is None:
             self.turn_done()
         self.stderr.line(f"dsv41chat: {failed.message}" + (f"  Try: {failed.hint}" if failed.hint else ""))
 
@@ -380,8 +386,12 @@ def show_progress(stderr: Stderr, event: Any) -> None:
 def receipt(finished: Finished) -> str:
     """The numbers of one answer in a line."""
     usage, timing = finished.usage, finished.timing
-    return (
-        f"{usage.get('completion_tokens', 0):,} tokens ({usage.get('thinking_tokens', 0):,} thinking), {timing.get('decode_tok_s', 0.0):.1f} tok/s, "
-        f"first token {timing.get('first_token_s', 0.0):.2f} s, cached {usage.get('cached_tokens', 0):,}, prefilled {usage.get('prefilled_tokens', 0):,}, "
-        f"load {timing.get('load_s', 0.0):.2f} s, total {timing.get('total_s', 0.0):.2f} s, seed {finished.seed}, finish {finished.finish}"
+    parts = (
+        f"{usage.get('completion_tokens', 0):,} tokens ({usage.get('thinking_tokens', 0):,} thinking)",
+        f"{timing.get('decode_tok_s', 0.0):.1f} tok/s",
+        f"first token {timing.get('first_token_s', 0.0):.2f} s",
+        f"cached {usage.get('cached_tokens', 0):,}, prefilled {usage.get('prefilled_tokens', 0):,}",
+        f"load {timing.get('load_s', 0.0):.2f} s, total {timing.get('total_s', 0.0):.2f} s",
+        f"seed {finished.seed}, finish {finished.finish}",
     )
+    return ", ".join(parts)

@@ -17,17 +17,21 @@ def ids_hash(ids: Iterable[int]) -> str:
     return hashlib.sha256(np.asarray(tuple(ids), dtype="<u4").tobytes()).hexdigest()
 
 
-def chat_messages(system: str | None, path: Sequence[Any], tokenizer_sha256: str | None, *, continued: bool = False) -> list[Message]:
+def chat_messages(
+    system: str | None, path: Sequence[Any], tokenizer_sha256: str | None, *, continued: bool = False, last: str | None = None
+) -> list[Message]:
     """The messages of a conversation path, for `encode_prompt`.
 
     path: store messages, root first. Stored ids are used only when they were made by the tokenizer of the loaded build
-    (`params["tokenizer"]`): another build's ids mean other text. continued: the last message is an answer to go on with.
+    (params or meta "tokenizer"): another build's ids mean other text. continued: the last message is an answer to go on with.
+    last: a user text that is not stored yet.
     """
     from dsv41chat.engine.chat.encode import Message
 
     messages = [Message("system", system)] if system else []
     for i, row in enumerate(path):
-        own = tokenizer_sha256 is not None and (row.params or {}).get("tokenizer") == tokenizer_sha256
+        made_by = (row.params or {}).get("tokenizer") or (row.meta or {}).get("tokenizer")
+        own = tokenizer_sha256 is not None and made_by == tokenizer_sha256
         if row.role == "assistant":
             messages.append(
                 Message(
@@ -37,6 +41,8 @@ def chat_messages(system: str | None, path: Sequence[Any], tokenizer_sha256: str
             )
         else:
             messages.append(Message(row.role, row.text, content_ids=_ids(row.ids) if own and row.ids else None))
+    if last is not None:
+        messages.append(Message("user", last))
     return messages
 
 

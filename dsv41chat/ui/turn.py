@@ -13,27 +13,31 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dsv41chat.engine.errors import Cancelled, ContextFull, EngineError, PackIncomplete
+from dsv41chat.engine.errors import Cancelled, ContextFull, EngineError
 from dsv41chat.engine.events import Done
-from dsv41chat.store import Locked, StoreError
+from dsv41chat.store import Locked, NotFound, StoreError
 from dsv41chat.ui.engine_thread import Abandoned, Stream
 from dsv41chat.ui.prompting import chat_messages, ids_hash
 from dsv41chat.ui.turn_events import (
     LEAF,
+    BuildRef,
     BuildView,
     ConversationView,
     Failed,
     Finished,
+    Noticed,
     Piece,
     Ready,
     Saved,
     Started,
+    StatusAsked,
     TurnEvent,
     TurnOptions,
     TurnRequest,
+    Warned,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +48,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 END_THINK = "</think>"
+
+
+class Unusable(EngineError):
+    """An option that the chosen build cannot do."""
+
+    code = "usage"
 
 
 class TurnBusy(RuntimeError):
@@ -58,6 +68,7 @@ class TurnController:
         self.store = store
         self.host = host
         self.settings = settings
+        self.last_conversation_id: str | None = None  # of the newest turn or opening
         self._busy = threading.Lock()
         self._cancelled = False  # plain attributes: a signal handler may not take a lock
         self._aborted = False
@@ -72,6 +83,9 @@ class TurnController:
         ambiguous).
         """
         conversation = self.store.conversation(ref) if ref is not None else self.store.last_conversation()
+        if conversation is None:
+            raise NotFound("There is no conversation yet.", 'dsv41chat --headless "your question"')
+        self.last_conversation_id = conversation.id
         leaf = leaf or conversation.leaf_id
         messages = tuple(self.store.path_to(leaf)) if leaf else ()
         holder = self._lock(conversation.id)
@@ -106,16 +120,55 @@ class TurnController:
         if stream is not None:
             stream.abandon()
 
-    def run(self, request: TurnRequest) -> Iterator[TurnEvent]:
+    def ask_status(self) -> None:
+        """Have the running turn yield StatusAsked. Safe in a signal handler."""
+        stream = self._stream
+        if stream is not None:
+            stream.emit(StatusAsked())
+
+    @property
+    def saving(self) -> bool:
+        """Whether conversations outlive this process."""
+        return self.store.path is not None
+
+    def load(self, ref: BuildRef) -> Iterator[TurnEvent]:
+        """Load a build without a turn; yields Loading. Raises what EngineHost.load raises, Abandoned after `abort`."""
+        if not self.host.loaded(ref):
+            self._stream = self.host.load(ref, lambda: self._cancelled)
+            yield from self._stream
+
+    def estimate(self, request: TurnRequest) -> dict[str, int]:
+        """prompt_tokens, cached_tokens, prefill_tokens and context_limit of a turn, without running or storing anything.
+
+        The build is loaded if it is not. Raises EngineError and StoreError.
+        """
+        conversation = self.store.conversation(request.conversation_id) if request.conversation_id else None
+        ref = self.host.resolve(request.build, conversation)
+        for _ in self.load(ref):
+            pass
+        settings = (conversation.settings or {}) if conversation is not None else {}
+        system = settings.get("system") if conversation is not None else request.system or self.settings.chat.system
+        parent_id = (conversation.leaf_id if conversation is not None else None) if request.parent_id == LEAF else request.parent_id
+        path = self.store.path_to(parent_id) if parent_id else []
+        options = self.options(conversation, self.host.view)
+        prompt = self.host.encode(chat_messages(system, path, self.host.tokenizer().sha256, last=request.text), options)
+        cached = self.host.cached(conversation.id, prompt) if conversation is not None else 0
+        return {
+            "prompt_tokens": len(prompt.ids), "cached_tokens": cached, "prefill_tokens": len(prompt.ids) - cached,
+            "context_limit": self.host.engine.context_limit,
+        }  # fmt: skip
+
+    def run(self, request: TurnRequest, stopped: Callable[[], bool] = lambda: False) -> Iterator[TurnEvent]:
         """Run one turn; see turn_events for the order of events. Never raises for what a user can cause: it yields Failed.
 
-        Closing the iterator early cancels the turn, keeps what was produced and waits for the engine to stop.
+        Closing the iterator early cancels the turn, waits for the engine to stop and keeps what was produced.
+        stopped: polled like the cancel flag, for a caller that was asked to stop before the turn began.
         """
         if not self._busy.acquire(blocking=False):
             raise TurnBusy("a turn is running")
         self._cancelled = self._aborted = False
         try:
-            yield from _Turn(self, request).events()
+            yield from _Turn(self, request, stopped).events()
         finally:
             self._stream = None
             self._busy.release()
@@ -132,7 +185,8 @@ class TurnController:
 class _Turn:
     """The state of one run."""
 
-    def __init__(self, controller: TurnController, request: TurnRequest):
+    def __init__(self, controller: TurnController, request: TurnRequest, stopped: Callable[[], bool]):
+        self.stopped = stopped
         self.c = controller
         self.store = controller.store
         self.host = controller.host
@@ -151,19 +205,21 @@ class _Turn:
                 ref = self.host.resolve(self.request.build, self.conversation)
                 build = self.host.probe(ref)
                 device, mlx = self.host.backend()
-            except EngineError:
+            except (EngineError, StoreError):
                 yield self._begin(None, {}, None, None)
                 yield from new
                 raise
             options = self._options(build)
+            if options.draft not in ("auto", "off", 0) and build.drafter is None:
+                raise Unusable(f"{build.name} has no drafter, so it cannot draft {options.draft} tokens.", hint="--draft auto or --draft off")
             seed = self._seed(options)
             yield self._begin(build, self._params(options, seed), device, mlx)
             yield from new
+            notice = self.host.first_start_notice(build)
+            if notice is not None:
+                yield Noticed("embedded", notice)
             yield from self._load(ref)
             yield from self._answer(options, seed, device, mlx)
-        except GeneratorExit:
-            self._close_early()
-            raise
         except Abandoned:
             yield self._failed("interrupted", "The turn was stopped before the engine answered.", "", state="interrupted")
         except Cancelled:
@@ -188,6 +244,7 @@ class _Turn:
             self.conversation = self.store.new_conversation(r.title, {"system": system} if system else {})
         else:
             self.conversation = self.store.conversation(r.conversation_id)
+        self.c.last_conversation_id = self.conversation.id
         self.store.lock(self.conversation.id)
         if r.text is not None:
             parent_id = self.conversation.leaf_id if r.parent_id == LEAF else r.parent_id
@@ -242,17 +299,16 @@ class _Turn:
         self.load_s = self.host.load_s
 
     def _cancel(self) -> bool:
-        return self.c._cancelled
+        return self.c._cancelled or self.stopped()
 
     # the engine --------------------------------------------------------------------------------------------------------
 
     def _answer(self, options: TurnOptions, seed: int, device: str, mlx: str) -> Iterator[TurnEvent]:
         engine, build = self.host.engine, self.host.view
-        if engine.tokenizer is None:
-            raise PackIncomplete(f"{build.name} has no tokenizer.json, so it cannot chat.", hint=f"dsv41chat models verify {build.name}")
+        tokenizer = self.host.tokenizer()
         path = list(self.store.path_to((self.kept or self.parent).id))
         system = (self.conversation.settings or {}).get("system")
-        messages = chat_messages(system, path, engine.tokenizer.sha256, continued=self.kept is not None)
+        messages = chat_messages(system, path, tokenizer.sha256, continued=self.kept is not None)
         prompt = self.host.encode(messages, options)
         if len(prompt.ids) >= engine.context_limit:
             raise ContextFull(
@@ -260,10 +316,11 @@ class _Turn:
                 hint="--context with a larger number, a new conversation, or --branch an earlier message",
             )
         params = self._params(options, seed)
+        self.host.note_use(build)
         yield Ready(build, params, device, mlx, self.load_s, len(prompt.ids), engine.context_limit)
-        self.answer = _Answer(self, params | {"tokenizer": engine.tokenizer.sha256}, engine.tokenizer.find_marker(END_THINK), prompt.start)
-        stream = self.c._stream = self.host.generate(self.conversation.id, prompt, options, seed, self._cancel)
-        done = None
+        self.answer = _Answer(self, params | {"tokenizer": tokenizer.sha256}, tokenizer.find_marker(END_THINK), prompt.start)
+        self.c._stream = self.host.generate(self.conversation.id, prompt, options, seed, self._cancel)
+        stream, done, told = iter(self.c._stream), None, False
         try:
             for event in stream:
                 if isinstance(event, Done):
@@ -272,16 +329,34 @@ class _Turn:
                 if isinstance(event, Piece):
                     self.answer.add(event)
                 yield event
+                if self.answer.failure is not None and not told:
+                    told = True
+                    yield Warned("not_saved", f"The answer could not be stored yet: {self.answer.failure}")
         except GeneratorExit:
-            self.c.cancel()
-            stream.ended.wait()
+            self._end_unseen(stream)
             raise
         if done is None:
             raise RuntimeError("the engine ended without saying why")
         yield from self._finish(done, seed)
 
+    def _end_unseen(self, stream: Iterator[Any]) -> None:
+        """Nobody reads the events any more: stop the engine, store what it produced."""
+        self.c.cancel()
+        try:
+            for event in stream:
+                if isinstance(event, Piece):
+                    self.answer.add(event)
+                elif isinstance(event, Done):
+                    self.answer.complete(event, self._timing(event))
+        except (EngineError, Abandoned) as error:
+            log.info("the turn that nobody reads ended with %r", error)
+            self.answer.keep("error" if isinstance(error, EngineError) else "interrupted")
+
+    def _timing(self, done: Done) -> dict:
+        return {"load_s": self.load_s, "resume_s": 0.0, **done.timing, "total_s": time.monotonic() - self.started}
+
     def _finish(self, done: Done, seed: int) -> Iterator[TurnEvent]:
-        timing = {"load_s": self.load_s, "resume_s": 0.0, **done.timing, "total_s": time.monotonic() - self.started}
+        timing = self._timing(done)
         message = self.answer.complete(done, timing)
         if message is not None:
             yield Saved(message)
@@ -300,10 +375,6 @@ class _Turn:
         """Cancelled while loading."""
         timing = {"load_s": time.monotonic() - self.started, "total_s": time.monotonic() - self.started}
         return Finished(self.conversation.id, "cancelled", None, "", "", (), ids_hash(()), 0, {}, timing, {}, {})
-
-    def _close_early(self) -> None:
-        if self.answer is not None:
-            self.answer.keep("interrupted")
 
 
 class _Answer:

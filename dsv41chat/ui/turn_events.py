@@ -2,7 +2,8 @@
 
 A run yields, in this order: `Started`; `Saved` (the user's message, when it is new); `Loading`... and `Ready`; then the
 engine's `Residency`, `Prefill`, `Piece` and `DraftRound`; `Saved` (the answer, if a token was produced); and last exactly one
-of `Finished` or `Failed`. `Warned` may come anywhere after `Started`. A run that fails early skips what it did not reach.
+of `Finished` or `Failed`. `Warned`, `Noticed` and `StatusAsked` may come anywhere after `Started`. A run that fails early
+skips what it did not reach.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 from dsv41chat.engine.events import DraftRound, Loading, Piece, Prefill, Residency, TableState
 
 __all__ = [
-    "EXIT_CODES", "LEAF", "AppStart", "BuildRef", "BuildView", "ConversationView", "DraftRound", "Failed", "Finished", "Loading", "Piece",
-    "Prefill", "Ready", "Residency", "Saved", "Started", "TableState", "TurnEvent", "TurnOptions", "TurnRequest", "Warned",
-    "exit_code", "merge_events",
+    "EXIT_CODES", "LEAF", "AppStart", "BuildRef", "BuildView", "ConversationView", "DraftRound", "Failed", "Finished", "Loading", "Noticed",
+    "Piece", "Prefill", "Ready", "Residency", "Saved", "Started", "StatusAsked", "TableState", "TurnEvent", "TurnOptions",
+    "TurnRequest", "Warned", "exit_code", "merge_events",
 ]  # fmt: skip
 
 LEAF = "leaf"  # TurnRequest.parent_id: attach to the conversation's last leaf (message ids are hex, so no id reads like this)
@@ -207,6 +208,19 @@ class Warned:
 
 
 @dataclass(frozen=True)
+class Noticed:
+    """Something to tell once that is no warning (which model answers, that a build was not found)."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class StatusAsked:
+    """Somebody called `ask_status`: the front end says where the turn stands."""
+
+
+@dataclass(frozen=True)
 class Finished:
     """finish: stop, length, stop_string, loop or cancelled. message: the stored answer; None if no token was produced.
 
@@ -242,7 +256,7 @@ class Failed:
         return exit_code(self.code)
 
 
-TurnEvent = Started | Saved | Loading | Ready | Residency | Prefill | Piece | DraftRound | Warned | Finished | Failed
+TurnEvent = Started | Saved | Loading | Ready | Residency | Prefill | Piece | DraftRound | Warned | Noticed | StatusAsked | Finished | Failed
 
 
 def merge_events(a: Any, b: Any) -> Any:

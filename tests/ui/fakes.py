@@ -89,6 +89,9 @@ class FakeSession:
         self.lane: tuple[int, ...] = ()
         self.calls: list[SimpleNamespace] = []  # one per generate: prompt, sampling, max_tokens, stop, draft, loop_stop
 
+    def held(self, ids) -> int:
+        return _common(self.lane, tuple(ids))
+
     def generate(
         self, prompt, sampling, *, max_tokens, stop=(), draft="auto", loop_stop=True, cancel=lambda: False
     ) -> Iterator[Residency | Prefill | Piece | DraftRound | Done]:

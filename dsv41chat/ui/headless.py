@@ -1,0 +1,192 @@
+"""Scripted mode: prompts in, one answer each out, an exit code that says how it went (spec: app, section 8).
+
+stdout holds data only. Whatever ends the run - a signal, the time limit, a reader that went away, an error - the text so far is
+in the store and the last event is written, as far as somebody is left to read it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dsv41chat.engine.errors import EngineError
+from dsv41chat.store import StoreError
+from dsv41chat.ui.engine_thread import Abandoned
+from dsv41chat.ui.interrupts import Interrupts
+from dsv41chat.ui.output import JsonSink, Out, ReaderGone, Sink, Stderr, StreamSink, TextSink, UsageError, receipt, show_progress
+from dsv41chat.ui.turn import TurnController
+from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Started, StatusAsked, TurnRequest, Warned, exit_code
+
+if TYPE_CHECKING:
+    from dsv41chat.ui.host import EngineHost
+
+log = logging.getLogger(__name__)
+
+STRICT_CODES = {"length": 10, "loop": 11}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a scripted run is to do. conversation_id None: a new one (system, title). action: answer, load or dry-run."""
+
+    prompts: tuple[str, ...]
+    conversation_id: str | None = None
+    parent_id: str | None = LEAF
+    system: str | None = None
+    title: str | None = None
+    build: str | None = None
+    action: str = "answer"
+    strict: bool = False
+    warnings: tuple[Warned, ...] = ()
+
+
+def make_sink(mode: str, out: Out, stderr: Stderr, clock: Callable[[], float], *, stream: bool, show_thinking: bool, extract: str | None) -> Sink:
+    """mode: text, json or stream-json."""
+    if mode == "json":
+        return JsonSink(out, stderr, clock)
+    if mode == "stream-json":
+        return StreamSink(out, stderr, clock, drafts=stderr.level >= 1)
+    return TextSink(out, stderr, clock, stream=stream, show_thinking=show_thinking, extract=extract)
+
+
+def run(job: Job, controller: TurnController, sink: Sink, stderr: Stderr, interrupts: Interrupts) -> int:
+    """Run the turns of `job` and write what they say. Returns the exit code."""
+    interrupts.on_stop = controller.cancel
+    interrupts.on_abort = controller.abort
+    interrupts.on_status = controller.ask_status
+    runner = _Runner(job, controller, sink, stderr, interrupts)
+    try:
+        return runner.run()
+    except ReaderGone:
+        return interrupts.code or 0
+    except (EngineError, StoreError, UsageError, Abandoned) as error:
+        return runner.fail(failure(error))
+
+
+class _Runner:
+    def __init__(self, job: Job, controller: TurnController, sink: Sink, stderr: Stderr, interrupts: Interrupts):
+        self.job = job
+        self.controller = controller
+        self.sink = sink
+        self.stderr = stderr
+        self.interrupts = interrupts
+        self.warned = False
+        self.conversation_id = job.conversation_id
+        self.phase, self.tokens = "starting", 0
+
+    def run(self) -> int:
+        if self.job.action == "dry-run":
+            return self._dry_run()
+        if self.job.action == "load":
+            return self._load_only()
+        finished: list[Finished] = []
+        for index, prompt in enumerate(self.job.prompts):
+            self.sink.turn = index
+            first = index == 0
+            request = TurnRequest(
+                self.conversation_id, text=prompt, parent_id=self.job.parent_id if first else LEAF,
+                system=self.job.system if first else None, title=self.job.title, build=self.job.build,
+            )  # fmt: skip
+            last = self._turn(request)
+            if isinstance(last, Failed):
+                return self.fail(last)
+            if last.finish == "cancelled" or self.interrupts.code is not None:
+                return self.fail(self._cancelled(last))
+            finished.append(last)
+            self.sink.turn_done()
+            self.stderr.timing(receipt(last))
+        code = STRICT_CODES.get(finished[-1].finish, 0) if self.job.strict else 0
+        self.sink.done(finished, code, {})
+        return code
+
+    def _turn(self, request: TurnRequest) -> Finished | Failed:
+        """Run one turn, hand its events on, return the last one. A reader that went away stops the turn; its text is kept."""
+        events = self.controller.run(request, lambda: self.interrupts.code is not None)
+        try:
+            for event in events:
+                if isinstance(event, Finished | Failed):
+                    return event
+                if isinstance(event, Started):
+                    self._started(event)
+                    continue
+                self._show(event)
+                self.sink.event(event)
+        finally:
+            events.close()
+        raise RuntimeError("the turn ended without saying how")
+
+    def _started(self, event: Started) -> None:
+        if self.conversation_id is None and self.controller.saving:
+            self.stderr.notice(f"conversation {event.conversation_id}")
+        self.conversation_id = event.conversation_id
+        self.sink.event(event)
+        if not self.warned:
+            self.warned = True
+            for warning in self.job.warnings:
+                self.sink.event(warning)
+
+    def _show(self, event: Any) -> None:
+        if isinstance(event, StatusAsked):
+            self.stderr.line(f"status: {self.phase}, {self.tokens:,} tokens, {self.sink.clock():.1f} s")
+            return
+        if isinstance(event, Piece):
+            self.phase, self.tokens = event.channel, self.tokens + len(event.ids)
+        elif isinstance(event, Loading | Prefill):
+            self.phase = f"{'loading' if isinstance(event, Loading) else 'prefill'} {event.done:,}/{event.total:,}"
+        show_progress(self.stderr, event)
+
+    def _cancelled(self, last: Finished) -> Failed:
+        code, message = self.interrupts.error
+        partial = {"text": last.text, "thinking": last.thinking} if last.ids else None
+        hint = f"dsv41chat --resume {last.conversation_id}" if self.controller.saving else ""
+        return Failed(code, message, hint, last.conversation_id, partial)
+
+    def fail(self, failed: Failed) -> int:
+        code = exit_code(failed.code)
+        if self.interrupts.code is not None:
+            code = self.interrupts.code
+            if failed.code == "interrupted":  # abandoned by a second signal or after the time limit
+                name, message = self.interrupts.error
+                failed = Failed(name, message, failed.hint, failed.conversation_id, failed.partial)
+        try:
+            self.sink.failed(failed, code)
+        except ReaderGone:
+            log.info("nobody reads the error that ended the run")
+        return code
+
+    def _dry_run(self) -> int:
+        request = TurnRequest(
+            self.job.conversation_id, text=self.job.prompts[0], parent_id=self.job.parent_id, system=self.job.system, build=self.job.build
+        )
+        estimate = self.controller.estimate(request)
+        self.sink.done([], 0, {"finish": "dry_run", "conversation": self.job.conversation_id, **estimate})
+        return 0
+
+    def _load_only(self) -> int:
+        conversation = self.controller.store.conversation(self.job.conversation_id) if self.job.conversation_id else None
+        host = self.controller.host
+        for event in self._loading(host, host.resolve(self.job.build, conversation)):
+            show_progress(self.stderr, event)
+            self.sink.event(event)
+        device, mlx = host.backend()
+        fields = {
+            "finish": "load_only", "build": host.view.as_dict(), "engine": {"device": device, "mlx": mlx}, "load_s": round(host.load_s, 3),
+            "context_limit": host.engine.context_limit,
+        }  # fmt: skip
+        if self.sink.text:
+            fields = {"loaded": host.view.name, "context": host.engine.context_limit, "device": device, "seconds": fields["load_s"]}
+        self.sink.done([], 0, fields)
+        return 0
+
+    def _loading(self, host: EngineHost, ref: Any) -> Iterator[Any]:
+        host.backend()
+        yield from self.controller.load(ref)
+
+
+def failure(error: Exception, conversation_id: str | None = None) -> Failed:
+    """An exception that a user can cause, as the last event of a run."""
+    if isinstance(error, Abandoned):
+        return Failed("interrupted", "The run was stopped before the engine answered.", "", conversation_id)
+    return Failed(getattr(error, "code", "internal"), str(error), getattr(error, "hint", ""), conversation_id)

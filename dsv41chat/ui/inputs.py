@@ -1,0 +1,74 @@
+"""What the user's message is made of: attached files, piped input, prompt texts."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsv41chat.ui.output import UsageError
+
+
+def fenced(name: str, text: str) -> str:
+    """An attached file: its name, then its text in a fence longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"File: {name}\n{fence}\n{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{fence}"
+
+
+def decode(data: bytes, what: str) -> str:
+    """UTF-8 text. Raises UsageError with the place of the first byte that is none."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start}: 0x{data[error.start]:02x}"
+        raise UsageError(f"{what} is not valid UTF-8 ({where}).", hint="convert it with iconv -t UTF-8") from None
+
+
+def read_text(path: str, what: str) -> str:
+    """The text of a file. Raises UsageError."""
+    try:
+        return decode(Path(path).expanduser().read_bytes(), what)
+    except OSError as error:
+        raise UsageError(f"{what} cannot be read: {error.strerror}.") from error
+
+
+def read_stdin() -> str | None:
+    """Everything piped in, decoded, without its final newline; None if standard input is closed or a terminal."""
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return None
+    try:
+        data = sys.stdin.buffer.read()
+    except OSError as error:
+        raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
+    text = decode(data, "Standard input")
+    return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
+
+
+def user_messages(prompts: Sequence[str], files: Sequence[str], stdin: str | None) -> list[str]:
+    """The messages of the turns to run, in order. Files and piped input belong to the first.
+
+    files: paths, "-" is the piped input. Raises UsageError for text that is not Unicode and for an empty message.
+    """
+    parts = []
+    for path in files:
+        if path == "-":
+            if stdin is None:
+                raise UsageError("-f - needs piped input.")
+            parts.append(fenced("stdin", stdin))
+        else:
+            parts.append(fenced(Path(path).name, read_text(path, path)))
+    if stdin and "-" not in files:
+        parts.append(stdin)
+    prompts = list(prompts)
+    first = [*parts, *prompts[:1]]
+    messages = ["\n\n".join(part for part in first if part), *prompts[1:]]
+    for message in messages:
+        if not message.strip():
+            raise UsageError("The message is empty.", hint='dsv41chat --headless "your question"')
+        try:
+            message.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UsageError("The prompt is not valid UTF-8.") from None
+    return messages
