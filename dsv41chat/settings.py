@@ -315,7 +315,7 @@ def parse_text(key: Key, text: str) -> Any:
 
 
 def near(word: str, known: Any) -> str:
-    """" (did you mean a, b?)" or nothing."""
+    """ " (did you mean a, b?)" or nothing."""
     matches = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
     return f" (did you mean {' or '.join(matches)}?)" if matches else ""
 
@@ -359,7 +359,7 @@ def _shown(value: Any) -> str:
 
 
 def _at(text: str, section: str, name: str) -> str:
-    """", line 12" of a key in a TOML text; nothing if it stands in a form that is not looked for."""
+    """ ", line 12" of a key in a TOML text; nothing if it stands in a form that is not looked for."""
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"\s*\[\s*([A-Za-z0-9_.-]+)\s*\]", line)
@@ -406,7 +406,7 @@ def load_settings(
     """
     environ = os.environ if environ is None else environ
     named = config or environ.get(PREFIX + "CONFIG") or None
-    path = Path(named).expanduser() if named else _user_folders()["config"] / "config.toml"
+    path = config_path(config, environ)
     warnings: list[str] = []
     file_values: dict[str, Any] = {}
     keymap: dict[str, str] = {}
@@ -425,9 +425,7 @@ def load_settings(
     warnings += env_warnings
     idle = [name for name in sorted({**file_values, **env_values}) if KEYS[name].inert and merged[name] != KEYS[name].default]
     warnings += [f"{name} has no effect in this version." for name in idle]
-    sections = {
-        section: cls(**{key.field: merged[key.name] for key in _TABLE if key.section == section}) for section, cls in _CLASSES.items()
-    }
+    sections = {section: cls(**{key.field: merged[key.name] for key in _TABLE if key.section == section}) for section, cls in _CLASSES.items()}
     return Settings(
         **sections,
         keys=MappingProxyType(keymap),
@@ -442,6 +440,12 @@ def load_settings(
         layers=MappingProxyType({name: MappingProxyType(layer) for name, layer in layers.items()}),
         warnings=tuple(warnings),
     )  # fmt: skip
+
+
+def config_path(config: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path:
+    """Where the config file is, whether it exists or not."""
+    named = config or (os.environ if environ is None else environ).get(PREFIX + "CONFIG") or None
+    return Path(named).expanduser() if named else _user_folders()["config"] / "config.toml"
 
 
 def _user_folders() -> dict[str, Path]:

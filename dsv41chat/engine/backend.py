@@ -14,6 +14,17 @@ def install_command(platform: str = sys.platform) -> str:
     return "pip install 'dsv41chat[cpu]'   (or dsv41chat[cuda12], dsv41chat[cuda13])"
 
 
+def backend_problem() -> str | None:
+    """Why no back end can be used, with the install command; None if one seems to be there. Imports nothing heavy."""
+    from importlib.util import find_spec
+
+    try:
+        found = find_spec("mlx.core") is not None
+    except ImportError:  # not even the parent package
+        found = False
+    return None if found else f"No MLX back end is installed. Run: {install_command()}"
+
+
 def require_backend() -> None:
     """Raise BackendMissing, with the install command in its message, unless `mlx.core` can be imported."""
     try:

@@ -157,9 +157,20 @@ class EngineHost:
             return self.view
         info = self._prober(ref.folder)
         return BuildView(
-            ref.name, ref.folder, info.family, info.fingerprint, ref.embedded, context=getattr(info, "context", None),
-            drafter=getattr(info, "drafter", None), resident_bytes=getattr(info, "resident_bytes", 0), defaults=pack_defaults(ref.folder),
+            ref.name, ref.folder, info.family, info.fingerprint, ref.embedded, context=info.context, drafter=info.drafter,
+            resident_bytes=info.resident_bytes, table_bytes=info.table_bytes, bytes=info.bytes, has_tokenizer=info.has_tokenizer,
+            notes=tuple(info.notes), defaults=pack_defaults(ref.folder),
         )  # fmt: skip
+
+    def load_tokenizer(self, ref: BuildRef) -> ChatTokenizer:
+        """Read a build's tokenizer without its weights. Raises PackError."""
+        from dsv41chat.engine.chat.tokenizer import ChatTokenizer
+
+        return ChatTokenizer.from_file(ref.folder / "tokenizer.json")
+
+    def verify(self, ref: BuildRef, goldens: Path, **options: Any) -> Any:
+        """`engine.verify_goldens` on the engine thread."""
+        return self.thread.call(_verify_goldens, ref.folder, goldens, **options)
 
     def backend(self) -> tuple[str, str]:
         """(device, MLX version). Raises BackendMissing with the install command."""
@@ -231,18 +242,18 @@ class EngineHost:
         """Forget the engine and every session."""
         self.thread.call(self._drop)
 
-    def session(self, conversation_id: str) -> Session:
-        """The conversation's own session. Large builds keep one lane, small ones eight; the least recently used goes first."""
-        return self.thread.call(self._session, conversation_id)
+    def session(self, key: str) -> Session:
+        """The session of a conversation (of a batch: shared). Large builds keep one lane, small ones eight; the least recently used goes first."""
+        return self.thread.call(self._session, key)
 
-    def _session(self, conversation_id: str) -> Session:
-        if conversation_id in self._sessions:
-            self._sessions.move_to_end(conversation_id)
-            return self._sessions[conversation_id]
+    def _session(self, key: str) -> Session:
+        if key in self._sessions:
+            self._sessions.move_to_end(key)
+            return self._sessions[key]
         keep = 8 if self.view is not None and self.view.resident_bytes < _SMALL_BYTES else 1
         while len(self._sessions) >= keep:
             self._sessions.popitem(last=False)
-        session = self._sessions[conversation_id] = self.engine.new_session()
+        session = self._sessions[key] = self.engine.new_session()
         return session
 
     def tokenizer(self) -> ChatTokenizer:
@@ -252,9 +263,13 @@ class EngineHost:
             raise PackIncomplete(f"{name} has no tokenizer.json, so it cannot chat.", hint=f"dsv41chat models verify {name}")
         return self.engine.tokenizer
 
-    def cached(self, conversation_id: str, prompt: EncodedPrompt) -> int:
-        """How many ids of `prompt` the conversation's session holds already (0 without one)."""
-        session = self._sessions.get(conversation_id)
+    def draft_limit(self, key: str) -> int:
+        """The deepest draft that the loaded build can make; 0 without a drafter."""
+        return self.session(key).drafter.block
+
+    def cached(self, key: str, prompt: EncodedPrompt) -> int:
+        """How many ids of `prompt` that session holds already (0 without one)."""
+        session = self._sessions.get(key)
         return 0 if session is None else min(self.thread.call(session.held, prompt.ids), len(prompt.ids) - 1)
 
     def encode(self, messages: Sequence[Message], options: TurnOptions) -> EncodedPrompt:
@@ -274,16 +289,14 @@ class EngineHost:
         name = self.view.folder.name.lower()
         return "official" if "pro" in name or "0731" in name else "preview"
 
-    def generate(
-        self, conversation_id: str, prompt: EncodedPrompt, options: TurnOptions, seed: int, cancel: Callable[[], bool]
-    ) -> Stream:
+    def generate(self, key: str, prompt: EncodedPrompt, options: TurnOptions, seed: int, cancel: Callable[[], bool]) -> Stream:
         """Start an answer; iterate the stream for the engine's events, merged to at most 60 per second. Ends with Done."""
         max_tokens = max(1, min(options.token_limit(), self.engine.context_limit - len(prompt.ids)))
 
         def job(emit: Callable[[Any], None]) -> None:
             if self.fresh_sessions:
-                self._sessions.pop(conversation_id, None)
-            session = self._session(conversation_id)
+                self._sessions.pop(key, None)
+            session = self._session(key)
             for event in session.generate(
                 prompt, _sampling(options, seed), max_tokens=max_tokens, stop=options.stop, draft=options.draft,
                 loop_stop=options.loop_stop, cancel=cancel,
@@ -339,6 +352,12 @@ def _probe_pack(folder: Path) -> Any:
     from dsv41chat.engine import probe_pack
 
     return probe_pack(folder)
+
+
+def _verify_goldens(folder: Path, goldens: Path, **options: Any) -> Any:
+    from dsv41chat.engine import verify_goldens
+
+    return verify_goldens(folder, goldens, **options)
 
 
 def _embedded_pack() -> Path:

@@ -35,8 +35,12 @@ def chat_messages(
         if row.role == "assistant":
             messages.append(
                 Message(
-                    "assistant", row.text, reasoning=row.thinking or None, prefix=continued and i == len(path) - 1,
-                    reasoning_ids=_ids(row.reasoning_ids) if own else None, body_ids=_ids(row.body_ids) if own else None,
+                    "assistant",
+                    row.text,
+                    reasoning=row.thinking or None,
+                    prefix=continued and i == len(path) - 1,
+                    reasoning_ids=_ids(row.reasoning_ids) if own else None,
+                    body_ids=_ids(row.body_ids) if own else None,
                 )  # fmt: skip
             )
         else:

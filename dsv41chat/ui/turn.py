@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dsv41chat.engine.errors import Cancelled, ContextFull, EngineError
@@ -210,10 +211,8 @@ class _Turn:
                 yield from new
                 raise
             options = self._options(build)
-            if options.draft not in ("auto", "off", 0) and build.drafter is None:
-                raise Unusable(f"{build.name} has no drafter, so it cannot draft {options.draft} tokens.", hint="--draft auto or --draft off")
             seed = self._seed(options)
-            yield self._begin(build, self._params(options, seed), device, mlx)
+            yield self._begin(build, self._params(options, seed, build), device, mlx)
             yield from new
             notice = self.host.first_start_notice(build)
             if notice is not None:
@@ -248,7 +247,9 @@ class _Turn:
         self.store.lock(self.conversation.id)
         if r.text is not None:
             parent_id = self.conversation.leaf_id if r.parent_id == LEAF else r.parent_id
-            self.parent = self.store.add_message(self.conversation.id, parent_id, "user", r.text)
+            self.parent = self.store.add_message(
+                self.conversation.id, parent_id, "user", r.text, queue_id=r.queue_id, clear_draft=r.clear_draft
+            )
             return [Saved(self.parent)]
         message = self.store.message(r.regenerate or r.continue_from)
         if r.continue_from is not None:
@@ -261,7 +262,7 @@ class _Turn:
 
     def _options(self, build: BuildView) -> TurnOptions:
         """Options of this turn; what a new conversation starts with is stored with it."""
-        options = self.c.settings.turn_options(self.conversation, build)
+        options = replace(self.c.settings.turn_options(self.conversation, build), **self.request.overrides)
         settings = dict(self.conversation.settings or {})
         if "origin" not in settings:
             settings |= {"origin": {"name": build.name, "defaults": dict(build.defaults)}, "effort": options.effort}
@@ -281,14 +282,14 @@ class _Turn:
         siblings = [m for m in self.store.children(self.parent.id) if m.role == "assistant"]
         return options.seed + len(siblings)
 
-    def _params(self, options: TurnOptions, seed: int) -> dict:
+    def _params(self, options: TurnOptions, seed: int, build: BuildView) -> dict:
         o = options
-        loaded = self.host.engine is not None
+        engine, wanted = self.host.engine, self.c.settings.engine.context
         return {
             "temperature": o.temperature, "top_k": o.top_k, "top_p": o.top_p, "min_p": o.min_p,
             "presence_penalty": o.presence_penalty, "frequency_penalty": o.frequency_penalty, "seed": seed,
             "max_tokens": o.token_limit(), "effort": o.effort, "draft": o.draft,
-            "context": self.host.engine.context_limit if loaded else self.c.settings.engine.context,
+            "context": engine.context_limit if engine is not None else build.context if wanted == "auto" else wanted,
         }  # fmt: skip
 
     def _load(self, ref: Any) -> Iterator[TurnEvent]:
@@ -306,6 +307,10 @@ class _Turn:
     def _answer(self, options: TurnOptions, seed: int, device: str, mlx: str) -> Iterator[TurnEvent]:
         engine, build = self.host.engine, self.host.view
         tokenizer = self.host.tokenizer()
+        key = self.request.session or self.conversation.id
+        limit = self.host.draft_limit(key)
+        if isinstance(options.draft, int) and options.draft > limit:
+            raise Unusable(f"{build.name} can draft at most {limit} tokens here, not {options.draft}.", hint="--draft auto or --draft off")
         path = list(self.store.path_to((self.kept or self.parent).id))
         system = (self.conversation.settings or {}).get("system")
         messages = chat_messages(system, path, tokenizer.sha256, continued=self.kept is not None)
@@ -315,11 +320,11 @@ class _Turn:
                 f"The prompt has {len(prompt.ids):,} tokens, the context of {build.name} holds {engine.context_limit:,}.",
                 hint="--context with a larger number, a new conversation, or --branch an earlier message",
             )
-        params = self._params(options, seed)
+        params = self._params(options, seed, build)
         self.host.note_use(build)
         yield Ready(build, params, device, mlx, self.load_s, len(prompt.ids), engine.context_limit)
         self.answer = _Answer(self, params | {"tokenizer": tokenizer.sha256}, tokenizer.find_marker(END_THINK), prompt.start)
-        self.c._stream = self.host.generate(self.conversation.id, prompt, options, seed, self._cancel)
+        self.c._stream = self.host.generate(key, prompt, options, seed, self._cancel)
         stream, done, told = iter(self.c._stream), None, False
         try:
             for event in stream:

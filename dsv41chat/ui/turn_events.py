@@ -80,6 +80,7 @@ class TurnRequest:
     continue_from: id of an answer that was cut: a sibling that starts with all of its text.
     build: a build argument (folder, name or prefix), None: the conversation's, the configured, the last used, the embedded.
     queue_id, clear_draft: the text was waiting there; it leaves in the transaction that stores the message.
+    overrides: TurnOptions fields for this turn alone. session: turns with the same key share a lane (default: the conversation).
     """
 
     conversation_id: str | None = None
@@ -92,6 +93,8 @@ class TurnRequest:
     build: str | None = None
     queue_id: int | None = None
     clear_draft: bool = False
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    session: str | None = None
 
     def __post_init__(self):
         if sum(x is not None for x in (self.text, self.regenerate, self.continue_from)) != 1:
@@ -102,9 +105,9 @@ class TurnRequest:
 class AppStart:
     """What the command line asks of the full screen: `ui.app.run_app(controller, AppStart(...)) -> exit code`.
 
-    view: the conversation to open, None for a new one. prompt: put into the composer, sent at once with `send`; attachments: (name, text) of
-    files and of piped input. build, system: for the first turn's TurnRequest. notices: sentences to show at start (interrupted answers,
-    settings warnings, no conversation to continue). backend_missing: the one line to show when nothing can be loaded.
+    view: the conversation to open, None for a new one. prompt: put into the composer, sent at once with `send`; attachments:
+    (name, text) of files and of piped input. build, system: for the first turn's TurnRequest. notices: sentences to show at
+    start (interrupted answers, settings warnings, no conversation to continue). backend_missing: the one line to show when nothing can be loaded.
     theme, mouse: None leaves the setting. program: the name under which the program was called.
     """
 
@@ -137,7 +140,7 @@ class BuildRef:
 
 @dataclass(frozen=True)
 class BuildView:
-    """A build whose headers were read. context: the pack's own maximum; drafter: its kind or None."""
+    """A build whose headers were read. context: the pack's own maximum; drafter: its kind or None; bytes: on disk."""
 
     name: str
     folder: Path
@@ -147,6 +150,10 @@ class BuildView:
     context: int | None = None
     drafter: str | None = None
     resident_bytes: int = 0
+    table_bytes: int = 0
+    bytes: int = 0
+    has_tokenizer: bool = True
+    notes: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, str]:

@@ -86,6 +86,7 @@ class FakeEngine:
 class FakeSession:
     def __init__(self, engine: FakeEngine):
         self.engine = engine
+        self.drafter = SimpleNamespace(block=0)
         self.lane: tuple[int, ...] = ()
         self.calls: list[SimpleNamespace] = []  # one per generate: prompt, sampling, max_tokens, stop, draft, loop_stop
 
@@ -188,7 +189,7 @@ def fake_host(script: Script | None = None, folder: Path | None = None) -> dict[
     def prober(path):
         return SimpleNamespace(
             name=Path(path).name, family="v41", fingerprint="f" * 64, bytes=1000, resident_bytes=1000, table_bytes=0,
-            context=script.context_limit, drafter=None, has_tokenizer=True, settings={},
+            context=script.context_limit, drafter=None, has_tokenizer=True, notes=(),
         )  # fmt: skip
 
     return {"opener": opener, "prober": prober, "embedded": lambda: folder, "backend": lambda: ("cpu", "0")}

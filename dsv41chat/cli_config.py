@@ -1,0 +1,60 @@
+"""`dsv41chat config`: what is set, where it comes from, and setting it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsv41chat.config_file import init_config, set_config, toml
+from dsv41chat.settings import KEYS, config_path
+
+
+def add_commands(commands: Any) -> None:
+    show = commands.add_parser("show", help="every value", epilog="example: dsv41chat config show --origin")
+    show.add_argument("--origin", action="store_true", help="where each value comes from: default, file or env")
+    show.set_defaults(run=_show)
+    # These two must work while the file cannot be read: they are how it is found and begun.
+    path = commands.add_parser("path", help="where the file is", epilog="example: $EDITOR $(dsv41chat config path)")
+    path.set_defaults(run=_path, needs_settings=False)
+    init = commands.add_parser("init", help="write a first file, every line commented out", epilog="example: dsv41chat config init")
+    init.set_defaults(run=_init, needs_settings=False)
+    change = commands.add_parser("set", help="set one key", epilog="example: dsv41chat config set chat.effort low")
+    change.add_argument("key", metavar="KEY")
+    change.add_argument("value", metavar="VALUE")
+    change.set_defaults(run=_set, needs_settings=False)
+
+
+def _show(context: Any) -> int:
+    settings = context.settings
+    values = [(name, settings.get(name), settings.origin(name)) for name in KEYS]
+    values += [(f"keys.{name}", value, "file") for name, value in settings.keys.items()]
+    if context.args.json:
+        context.json({name: {"value": value, "origin": origin} if context.args.origin else value for name, value, origin in values})
+    elif context.args.origin:
+        context.table(("origin", "key"), [(origin, f"{name} = {toml(value)}") for name, value, origin in values])
+    else:
+        for name, value, _ in values:
+            context.print(f"{name} = {toml(value)}")
+    return 0
+
+
+def _path(context: Any) -> int:
+    path = config_path(context.args.config)
+    context.json({"path": str(path), "exists": path.is_file()}) if context.args.json else context.print(str(path))
+    return 0
+
+
+def _init(context: Any) -> int:
+    path = config_path(context.args.config)
+    init_config(path)
+    context.json({"path": str(path)}) if context.args.json else context.print(str(path))
+    return 0
+
+
+def _set(context: Any) -> int:
+    path = config_path(context.args.config)
+    value = set_config(path, context.args.key, context.args.value)
+    if context.args.json:
+        context.json({"path": str(path), "key": context.args.key, "value": value})
+    elif KEYS.get(context.args.key) is not None and KEYS[context.args.key].inert:
+        context.stderr.notice(f"{context.args.key} has no effect in this version.")
+    return 0

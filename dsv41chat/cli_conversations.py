@@ -1,0 +1,163 @@
+"""`dsv41chat conversations`: list, read, export, rename, delete and bring back. Never touches the engine."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from dsv41chat.ui.export import FORMATS, export, outline, readable
+from dsv41chat.ui.output import Out, UsageError
+from dsv41chat.ui.sanitize import visible
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def add_commands(commands: Any) -> None:
+    p = commands.add_parser("list", help="newest first", epilog="example: dsv41chat conversations list --search engram --limit 5")
+    p.add_argument("--search", metavar="TEXT", help="in titles and texts")
+    p.add_argument("--limit", type=_count, metavar="N")
+    p.add_argument("--build", metavar="B", help="last answered by this build")
+    p.add_argument("--archived", action="store_true", help="the deleted ones")
+    p.set_defaults(run=_list)
+    p = commands.add_parser("show", help="the text of one", epilog="example: dsv41chat conversations show 7f3a --thinking")
+    p.add_argument("id", metavar="ID")
+    branch = p.add_mutually_exclusive_group()
+    branch.add_argument("--branch", metavar="LEAF", help="the branch that ends in this message")
+    branch.add_argument("--tree", action="store_true", help="all branches, one line per message")
+    p.add_argument("--thinking", action="store_true", help="with the thinking")
+    p.set_defaults(run=_show)
+    p = commands.add_parser("export", help="to a file or stdout", epilog="example: dsv41chat conversations export 7f3a --format json -o chat.json")
+    p.add_argument("id", metavar="ID", nargs="?")
+    p.add_argument("--all", action="store_true", help="every conversation")
+    p.add_argument("--format", choices=FORMATS, help="default: md, with --json: json")
+    p.add_argument("-o", "--output", metavar="PATH")
+    p.add_argument("--force", action="store_true", help="with -o: overwrite")
+    p.set_defaults(run=_export)
+    p = commands.add_parser("rename", help="give a title", epilog='example: dsv41chat conversations rename 7f3a "Sinkhorn notes"')
+    p.add_argument("id", metavar="ID")
+    p.add_argument("title", metavar="TITLE")
+    p.set_defaults(run=_rename)
+    p = commands.add_parser("delete", help="out of every list; kept for 30 days", epilog="example: dsv41chat conversations delete 7f3a --yes")
+    p.add_argument("ids", metavar="ID", nargs="+")
+    p.add_argument("--yes", action="store_true", help="do not ask")
+    p.set_defaults(run=_delete)
+    p = commands.add_parser("undelete", help="bring one back", epilog="example: dsv41chat conversations undelete 7f3a")
+    p.add_argument("id", metavar="ID")
+    p.set_defaults(run=_undelete)
+
+
+def _list(context: Any) -> int:
+    args = context.args
+    rows = context.store().list_conversations(args.search, args.limit, build=args.build, deleted=args.archived)
+    if args.json:
+        context.json(
+            [
+                {
+                    "id": row.id, "title": row.title, "messages": row.messages, "tokens": row.context_used, "build": row.build_name,
+                    "cached": None, "created": row.created, "updated": row.updated, "deleted": row.deleted, "pinned": row.pinned,
+                }
+                for row in rows
+            ]
+        )  # fmt: skip
+    elif rows:
+        context.table(
+            ("id", "messages", "tokens", "build", "updated", "title"),
+            [(r.id, r.messages, "-" if r.context_used is None else r.context_used, r.build_name or "-", _when(r.updated), r.title) for r in rows],
+        )
+    else:
+        context.stderr.notice("no conversations")
+    return 0
+
+
+def _show(context: Any) -> int:
+    args, store = context.args, context.store()
+    conversation = store.conversation(args.id)
+    if args.json:
+        context.json(export([conversation], store, "json", leaf=_leaf(context, conversation), tree=args.tree, parsed=True))
+        return 0
+    if args.tree:
+        text = outline(conversation, store.tree(conversation.id))
+    else:
+        text = readable(conversation, store.path_to(_leaf(context, conversation)), thinking=args.thinking)
+    _page(context, text)
+    return 0
+
+
+def _leaf(context: Any, conversation: Any) -> str | None:
+    branch = context.args.branch
+    return conversation.leaf_id if branch is None else context.store().message(branch, conversation.id).id
+
+
+def _page(context: Any, text: str) -> None:
+    """To the pager on a terminal, else straight out."""
+    if not context.out.terminal:
+        context.out.write(text)
+        return
+    text = visible(text)
+    pager = context.settings.environment.pager or "less -FX"
+    try:
+        # The user's own command line, as $PAGER is meant: the shell splits it.
+        subprocess.run(pager, shell=True, input=text.encode("utf-8", "replace"), check=True)  # noqa: S602
+    except (OSError, subprocess.CalledProcessError):
+        context.out.write(text)
+
+
+def _export(context: Any) -> int:
+    args, store = context.args, context.store()
+    if (args.id is None) == (not args.all):
+        raise UsageError("export needs an ID or --all.", hint="dsv41chat conversations list")
+    if args.force and not args.output:
+        raise UsageError("--force needs -o.")
+    chosen = [store.conversation(row.id) for row in store.list_conversations()] if args.all else [store.conversation(args.id)]
+    text = export(chosen, store, args.format or ("json" if args.json else "md"), many=args.all)
+    out = Out(Path(args.output).expanduser(), force=args.force) if args.output else context.out
+    out.write(text)
+    out.close(True)
+    if args.output:
+        context.stderr.notice(f"{len(chosen)} conversation{'s' if len(chosen) != 1 else ''} written to {args.output}")
+    return 0
+
+
+def _rename(context: Any) -> int:
+    store = context.store(write=True)
+    conversation = store.conversation(context.args.id)
+    store.lock(conversation.id)
+    store.rename(conversation.id, context.args.title)
+    _done(context, [conversation.id])
+    return 0
+
+
+def _delete(context: Any) -> int:
+    store = context.store(write=True)
+    chosen = [store.conversation(ref) for ref in context.args.ids]
+    if not context.args.yes:
+        titles = ", ".join(f"{c.id} {c.title!r}" for c in chosen)
+        if not context.confirm(f"Delete {titles}?"):
+            context.stderr.notice("nothing was deleted")
+            return 0
+    store.delete(*(c.id for c in chosen))
+    _done(context, [c.id for c in chosen])
+    return 0
+
+
+def _undelete(context: Any) -> int:
+    store = context.store(write=True)
+    conversation = store.conversation(context.args.id, deleted=True)
+    store.undelete(conversation.id)
+    _done(context, [conversation.id])
+    return 0
+
+
+def _done(context: Any, ids: list[str]) -> None:
+    context.json({"ok": True, "ids": ids}) if context.args.json else context.stderr.notice(f"done: {', '.join(ids)}")
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

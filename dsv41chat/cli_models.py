@@ -1,0 +1,199 @@
+"""`dsv41chat models`: which builds there are, what they are, and whether they are right."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dsv41chat.engine.errors import EngineError, PackIncomplete, PackMissing
+from dsv41chat.ui.output import UsageError
+
+
+class VerificationFailed(EngineError):
+    """A golden or a check of `models verify` does not hold. Exit 4."""
+
+    code = "build_damaged"
+
+
+def _chunks(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) for part in text.split(","))
+    if not sizes or min(sizes) < 1:
+        raise ValueError(text)
+    return sizes
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError(text)
+    return value
+
+
+def add_commands(commands: Any) -> None:
+    p = commands.add_parser("list", help="registered builds, those in engine.model_dirs, the embedded one", epilog="example: dsv41chat models list")
+    p.set_defaults(run=_list)
+    p = commands.add_parser("info", help="everything about one", epilog="example: dsv41chat models info nano")
+    p.add_argument("name", metavar="NAME")
+    p.set_defaults(run=_info)
+    p = commands.add_parser("add", help="register a folder; its files stay as they are", epilog="example: dsv41chat models add ~/models/V4.1-Flash")
+    p.add_argument("folder", metavar="DIR")
+    p.add_argument("--name", metavar="N", help="default: the folder's name")
+    p.set_defaults(run=_add)
+    p = commands.add_parser("remove", help="forget a build; its files stay", epilog="example: dsv41chat models remove V4.1-Flash")
+    p.add_argument("name", metavar="NAME")
+    p.set_defaults(run=_remove)
+    example = "example: dsv41chat models verify nano --goldens golden.safetensors"
+    p = commands.add_parser("verify", help="config, shards, shapes, tokenizer; with --goldens logits", epilog=example)
+    p.add_argument("name", metavar="NAME", help="a name or a folder")
+    p.add_argument("--goldens", metavar="FILE", nargs="+", action="extend", default=[], help="reference logits")
+    p.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 up to 1 GB of weights")
+    p.add_argument("--atol", type=_positive, default=5e-4, metavar="F", help="tolerance of logits (default 5e-4)")
+    p.add_argument("--chunks", type=_chunks, metavar="1,7,128", help="chunk sizes instead of the file's own")
+    p.set_defaults(run=_verify)
+
+
+def _list(context: Any) -> int:
+    host, rows = context.host(), []
+    for ref in host.builds():
+        row = {"name": ref.name, "folder": str(ref.folder), "embedded": ref.embedded, "registered": ref.registered, "ok": True, "problem": None}
+        try:
+            row |= _facts(host.probe(ref))
+        except EngineError as error:
+            row |= {"ok": False, "problem": str(error)}
+        rows.append(row)
+    if context.args.json:
+        context.json(rows)
+        return 0
+    head = ("name", "family", "size", "context", "drafter", "tables", "fingerprint")
+    context.table(
+        head,
+        [
+            (r["name"], r["family"], _size(r["bytes"]), r["context"], r["drafter"] or "-", _size(r["table_bytes"]), r["fingerprint"][:12])
+            if r["ok"]
+            else ("! " + r["name"], "-", "-", "-", "-", "-", r["problem"])
+            for r in rows
+        ],
+    )
+    return 0
+
+
+def _facts(view: Any) -> dict[str, Any]:
+    return {
+        "family": view.family, "fingerprint": view.fingerprint, "bytes": view.bytes, "resident_bytes": view.resident_bytes,
+        "table_bytes": view.table_bytes, "context": view.context, "drafter": view.drafter, "has_tokenizer": view.has_tokenizer,
+    }  # fmt: skip
+
+
+def _info(context: Any) -> int:
+    host = context.host()
+    ref = host.find(context.args.name)
+    view = host.probe(ref)
+    engine = context.settings.engine
+    info = {"name": ref.name, "folder": str(ref.folder), "embedded": ref.embedded, "registered": ref.registered} | _facts(view)
+    info |= {
+        "defaults": dict(view.defaults), "notes": list(view.notes),
+        "settings": {"engine.cache_quant": engine.cache_quant, "engine.linear_input_fp8": engine.linear_input_fp8, "engine.qat_sim": engine.qat_sim},
+    }  # fmt: skip
+    if context.args.json:
+        context.json(info)
+        return 0
+    shown = info | {name: f"{info[name]:,}" for name in ("bytes", "resident_bytes", "table_bytes")}
+    shown |= {name: ", ".join(f"{key} {value}" for key, value in info[name].items()) or "-" for name in ("defaults", "settings")}
+    shown["notes"] = "; ".join(info["notes"]) or "-"
+    for name, value in shown.items():
+        context.print(f"{name:15} {'-' if value is None else str(value).lower() if isinstance(value, bool) else value}")
+    return 0
+
+
+def _add(context: Any) -> int:
+    folder = Path(context.args.folder).expanduser()
+    if not (folder / "config.json").is_file():
+        raise PackMissing(f"{folder} has no config.json.", hint="give the folder that holds config.json and the .safetensors files")
+    from dsv41chat.ui.turn_events import BuildRef
+
+    host = context.host(write=True)
+    view = host.probe(BuildRef(folder.name, folder))
+    build = context.store(write=True).builds.add(folder, context.args.name, family=view.family, fingerprint=view.fingerprint)
+    if context.args.json:
+        context.json({"ok": True, "name": build.name, "folder": str(build.folder), "family": build.family, "fingerprint": build.fingerprint})
+    else:
+        context.stderr.notice(f"{build.name}: {view.family}, {_size(view.bytes)}, registered")
+    return 0
+
+
+def _remove(context: Any) -> int:
+    context.store(write=True).builds.remove(context.args.name)
+    if context.args.json:
+        context.json({"ok": True, "name": context.args.name})
+    else:
+        context.stderr.notice(f"{context.args.name}: no longer listed; its files are where they were")
+    return 0
+
+
+def _verify(context: Any) -> int:
+    args, host = context.args, context.host()
+    for path in args.goldens:
+        if not Path(path).expanduser().is_file():
+            raise UsageError(f"{path}: there is no such golden file.")
+    ref = host.find(args.name)
+    view = host.probe(ref)
+    checks = [_plain("headers", "config, names, shapes and sizes of every tensor")]
+    if view.has_tokenizer:
+        host.load_tokenizer(ref)
+        checks.append(_plain("tokenizer", "tokenizer.json"))
+    elif args.goldens:
+        context.stderr.notice(f"{ref.name} has no tokenizer.json: it can be verified, not talked to.")
+    else:
+        raise PackIncomplete(f"{ref.name} has no tokenizer.json, so it cannot chat.", hint="copy tokenizer.json into the build's folder")
+    if args.goldens:
+        checks = []
+        host.backend()
+        for path in args.goldens:
+            report = host.verify(ref, Path(path).expanduser(), dtype=args.dtype, atol=args.atol, chunks=args.chunks)
+            if not report.checks:
+                raise UsageError(f"{path}: no check of this file applies to {ref.name}.", hint="input_ids and logits are needed at least")
+            checks += [asdict(check) for check in report.checks]
+    ok = all(check["ok"] for check in checks if check["hard"])
+    if args.json:
+        context.json({"ok": ok, "checks": [{name: _number(check[name]) for name in _FIELDS} for check in checks]})
+        return 0 if ok else 4
+    if args.goldens:
+        context.table(("check", "mode", "n", "max abs", "top-1", "first bad", "verdict"), [_row(check) for check in checks])
+    else:
+        for check in checks:
+            context.print(f"{check['name']:10} ok   {check['what']}")
+    if not ok:
+        bad = next(check for check in checks if check["hard"] and not check["ok"])
+        where = f", first at position {bad['first_bad']}" if bad["first_bad"] is not None else ""
+        raise VerificationFailed(f"{ref.name} does not match: {bad['name']} ({bad['mode']}){where}.", hint="compare the files with their source")
+    return 0
+
+
+_FIELDS = ("name", "mode", "n", "max_abs", "top1", "first_bad", "hard", "ok")
+
+
+def _plain(name: str, what: str) -> dict[str, Any]:
+    return {"name": name, "mode": None, "n": None, "max_abs": None, "top1": None, "first_bad": None, "hard": True, "ok": True, "what": what}
+
+
+def _number(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
+
+
+def _row(check: dict[str, Any]) -> tuple[Any, ...]:
+    verdict = "ok" if check["ok"] else "FAILED" if check["hard"] else "differs"
+    first = "-" if check["first_bad"] is None else check["first_bad"]
+    verdict += "" if check["hard"] else " (reported)"
+    return check["name"], check["mode"], check["n"], f"{check['max_abs']:.3g}", f"{check['top1']:.4f}", first, verdict
+
+
+def _size(count: int | None) -> str:
+    """Bytes as people say them; "-" for none."""
+    if not count:
+        return "-"
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"

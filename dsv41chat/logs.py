@@ -1,0 +1,52 @@
+"""The log file: `dsv41chat.log`, five files of 2 MB, ids and sizes and times but no message text."""
+
+from __future__ import annotations
+
+import logging
+import os
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+_BYTES = 2_000_000
+_FILES = 5
+_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+
+
+class _PrivateFile(RotatingFileHandler):
+    def _open(self):
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=lambda path, flags: os.open(path, flags, 0o600))
+
+
+def start_logging(folder: Path, level: str, file: Path | None = None, *, stderr: bool = False) -> str | None:
+    """Send the package's log to `file`, or to dsv41chat.log in `folder`. Returns why it cannot, or None.
+
+    level: error, warning, info or debug. stderr: debug lines to standard error as well.
+    """
+    logger = logging.getLogger("dsv41chat")
+    stop_logging()
+    logger.setLevel(logging.DEBUG if stderr else level.upper())
+    logger.propagate = False
+    problem = None
+    path = file or folder / "dsv41chat.log"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handler: logging.Handler = _PrivateFile(path, maxBytes=_BYTES, backupCount=_FILES - 1, encoding="utf-8", delay=False)
+        handler.setLevel(level.upper())
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        logger.addHandler(handler)
+    except OSError as error:
+        logger.addHandler(logging.NullHandler())
+        problem = f"the log {path} cannot be written: {error.strerror}"
+    if stderr:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        logger.addHandler(handler)
+    return problem
+
+
+def stop_logging() -> None:
+    """Close the handlers; a later start begins anew."""
+    logger = logging.getLogger("dsv41chat")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,136 @@
+"""Conversations as text, Markdown and JSON. Reads the store only."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from dsv41chat import __version__
+
+if TYPE_CHECKING:
+    from dsv41chat.store import Conversation, Message, Store
+
+FORMATS = ("md", "json", "jsonl", "text")
+_SCHEMA = 1
+
+
+def export(
+    conversations: Sequence[Conversation],
+    store: Store,
+    format: str,
+    *,
+    leaf: str | None = None,
+    tree: bool = True,
+    many: bool = False,
+    parsed: bool = False,
+) -> Any:
+    """The text of `conversations` in one of FORMATS.
+
+    json: the whole tree of each with ids, parents, parameters and receipts; one object, with `many` an array. jsonl: one message
+    a line. md and text: the branch that ends in `leaf` (default: the one on screen). tree False: only that branch in json too.
+    parsed: the JSON value instead of its text.
+    """
+    if format == "json":
+        values = [_as_dict(c, store.tree(c.id) if tree else store.path_to(leaf or c.leaf_id)) for c in conversations]
+        value = values if many else values[0]
+        return value if parsed else json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+    if format == "jsonl":
+        rows = [{"conversation": c.id, **message_dict(m)} for c in conversations for m in store.tree(c.id)]
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write = markdown if format == "md" else readable
+    return "\n".join(write(c, store.path_to(leaf or c.leaf_id)) for c in conversations)
+
+
+def _as_dict(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
+    c = conversation
+    return {
+        "v": _SCHEMA, "type": "conversation", "version": __version__, "id": c.id, "title": c.title, "created": c.created, "updated": c.updated,
+        "leaf": c.leaf_id, "settings": c.settings, "messages": [message_dict(m) for m in messages],
+    }  # fmt: skip
+
+
+def message_dict(m: Message) -> dict[str, Any]:
+    """One message with everything that is stored about it. created: epoch seconds, UTC."""
+    return {
+        "id": m.id, "parent": m.parent_id, "role": m.role, "text": m.text, "thinking": m.thinking, "state": m.state, "finish": m.finish,
+        "build": {"name": m.build_name, "fingerprint": m.build_fingerprint} if m.build_name else None, "params": m.params, "usage": m.usage,
+        "timing": m.timing, "meta": m.meta, "ids_hash": m.ids_hash, "ids": m.ids, "reasoning_ids": m.reasoning_ids, "body_ids": m.body_ids,
+        "created": m.created, "updated": m.updated,
+    }  # fmt: skip
+
+
+def mark(m: Message) -> str:
+    """How an answer ended, in words, when it is not complete; "" otherwise."""
+    if m.state in ("running", "interrupted", "stopped", "error"):
+        return m.state
+    return {"length": "length limit", "loop": "loop stopped"}.get(m.finish or "", "")
+
+
+def markdown(conversation: Conversation, path: Sequence[Message], *, thinking: bool = False, system: bool = True, numbers: bool = True) -> str:
+    """One branch as Markdown. The options are the check boxes of the export page."""
+    lines = [f"# {conversation.title or conversation.id}", ""]
+    if system and conversation.settings.get("system"):
+        lines += ["## System", "", conversation.settings["system"], ""]
+    for m in path:
+        name = "You" if m.role == "user" else m.build_name or m.role.title()
+        ended = mark(m)
+        lines += [f"## {name}" + (f" ({ended})" if ended else ""), ""]
+        if thinking and m.thinking:
+            lines += [*(f"> {line}".rstrip() for line in m.thinking.splitlines()), ""]
+        lines += [m.text, ""]
+        if numbers and m.role == "assistant":
+            lines += [f"*{_numbers(m)}*", ""]
+    return "\n".join(lines)
+
+
+def readable(conversation: Conversation, path: Sequence[Message], *, thinking: bool = False) -> str:
+    """One branch as plain text: a header line and the text of each message."""
+    lines = [f"{conversation.title or '(no title)'}  [{conversation.id}]", ""]
+    if conversation.settings.get("system"):
+        lines += ["system", conversation.settings["system"], ""]
+    for m in path:
+        name = "you" if m.role == "user" else m.build_name or m.role
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(m.created))
+        ended = mark(m)
+        lines.append(f"{name}  {when}  [{m.id}]" + (f"  ({ended})" if ended else ""))
+        if thinking and m.thinking:
+            lines += ["(thinking)", m.thinking, "(answer)"]
+        lines += [m.text, ""]
+    return "\n".join(lines)
+
+
+def outline(conversation: Conversation, tree: Sequence[Message]) -> str:
+    """Every message of every branch on a line, indented where branches part. * marks the branch on screen."""
+    children: dict[str | None, list[Message]] = {}
+    parents = {m.id: m.parent_id for m in tree}
+    for m in tree:
+        children.setdefault(m.parent_id, []).append(m)
+    shown, leaf = set(), conversation.leaf_id
+    while leaf is not None:
+        shown.add(leaf)
+        leaf = parents.get(leaf)
+    lines = [f"{conversation.title or '(no title)'}  [{conversation.id}]"]
+    stack = [(m, 0) for m in reversed(children.get(None, []))]
+    while stack:
+        m, depth = stack.pop()
+        first = " ".join(m.text.split())[:60]
+        ended = mark(m)
+        lines.append(f"{'*' if m.id in shown else ' '} {'  ' * depth}[{m.id}] {m.role}: {first}" + (f"  ({ended})" if ended else ""))
+        below = children.get(m.id, [])
+        stack += [(child, depth + (len(below) > 1)) for child in reversed(below)]
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(m: Message) -> str:
+    usage, timing = m.usage or {}, m.timing or {}
+    parts = [m.build_name or "", datetime.fromtimestamp(m.created, UTC).strftime("%Y-%m-%d %H:%M UTC")]
+    if usage.get("completion_tokens") is not None:
+        parts.append(f"{usage['completion_tokens']:,} tokens")
+    if timing.get("decode_tok_s"):
+        parts.append(f"{timing['decode_tok_s']:.1f} tok/s")
+    if m.params and m.params.get("seed") is not None:
+        parts.append(f"seed {m.params['seed']}")
+    return " · ".join(part for part in parts if part)
