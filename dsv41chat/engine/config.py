@@ -1,4 +1,4 @@
-"""The configuration of a pack: `config.json` -> a frozen, validated `V41Config`.
+"""The configuration of a pack: `config.json` -> a frozen, validated `V41Config` (`V4Config`: config_v4.py).
 
 A field that changes what the model computes has no default: a config without it is refused by name. The only value that
 the release leaves out, `gate_temp`, is 1.0 by its definition. Three spellings of the same fields are read: the nested hub
@@ -113,9 +113,7 @@ class V41Config:
 
     @property
     def ring_rows(self) -> int:
-        """Slots of a window lane: the smallest power of two >= max(2W, W + 8)."""
-        w = self.sliding_window
-        return 1 << (max(2 * w, w + 8) - 1).bit_length()
+        return ring_rows(self.sliding_window)
 
     @property
     def roll_rows(self) -> int:
@@ -123,18 +121,23 @@ class V41Config:
         return self.ring_rows - self.sliding_window
 
 
-class _Fields:
+def ring_rows(window: int) -> int:
+    """Slots of a window lane: the smallest power of two >= max(2W, W + 8)."""
+    return 1 << (max(2 * window, window + 8) - 1).bit_length()
+
+
+class Fields:
     """Looks a field up under its names and raises with its address when it is absent or of the wrong kind."""
 
-    def __init__(self, values: dict[str, Any], source: str):
-        self.values, self.source = values, source
+    def __init__(self, values: dict[str, Any], source: str, root: str = "$"):
+        self.values, self.source, self.root = values, source, root
 
     def raw(self, name: str) -> Any:
         for key in (name, _INFERENCE_NAMES.get(name)):
             if key is not None and key in self.values:
                 return self.values[key]
         raise PackUnsupported(
-            f"{self.source}: $.text_config.{name} is missing; its value changes what the model computes, so none is assumed",
+            f"{self.source}: {self.root}.{name} is missing; its value changes what the model computes, so none is assumed",
             "take config.json from the original upload",
         )
 
@@ -186,7 +189,7 @@ def parse_v41(outer: dict[str, Any], source: str = "config.json") -> V41Config:
     text = outer.get("text_config", {})
     if not isinstance(text, dict):
         raise PackDamaged(f"{source}: $.text_config is {text!r}, expected an object")
-    f = _Fields({**outer, **text, **{k: outer[k] for k in _OUTER_KEYS if k in outer}}, source)
+    f = Fields({**outer, **text, **{k: outer[k] for k in _OUTER_KEYS if k in outer}}, source, "$.text_config")
     quant = outer.get("quantization_config") or {}
     block = quant.get("weight_block_size")
     if block is not None and (not isinstance(block, list) or len(block) != 2 or block[0] != block[1]):
@@ -205,7 +208,7 @@ def parse_v41(outer: dict[str, Any], source: str = "config.json") -> V41Config:
         **{name: f.integers(name) for name in ("compress_ratios", "kv_source_layer_ids", "index_source_layer_ids")},
         scoring_func=f.raw("scoring_func"),
         gate_temp=f.number("gate_temp", float) if "gate_temp" in f.values else 1.0,
-        yarn=_parse_yarn(f),
+        yarn=parse_yarn(f),
         engram=_parse_engram(f),
         weight_block=block[0] if block else None,
         expert_dtype=quant.get("expert_dtype"),
@@ -215,7 +218,8 @@ def parse_v41(outer: dict[str, Any], source: str = "config.json") -> V41Config:
     return config
 
 
-def _parse_yarn(f: _Fields) -> Yarn:
+def parse_yarn(f: Fields) -> Yarn:
+    """`rope_scaling`, or the flat inference names of its fields. Attention factors are not part of the model and are ignored."""
     scaling = f.values.get("rope_scaling")
     if scaling is None:
         names = {"factor": "rope_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow", "original_max_position_embeddings": "original_seq_len"}
@@ -223,11 +227,11 @@ def _parse_yarn(f: _Fields) -> Yarn:
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind != "yarn":
         raise PackUnsupported(f"{f.source}: $.rope_scaling.rope_type is {kind!r}, expected 'yarn'")
-    g = _Fields(scaling, f"{f.source} $.rope_scaling")
+    g = Fields(scaling, f"{f.source} $.rope_scaling")
     return Yarn(g.number("factor", float, 1), g.number("beta_fast", float), g.number("beta_slow", float), g.number("original_max_position_embeddings", int, 1))
 
 
-def _parse_engram(f: _Fields) -> EngramConfig | None:
+def _parse_engram(f: Fields) -> EngramConfig | None:
     if not f.values.get("engram_layer_ids"):
         return None
     layers, rows = f.integers("engram_layer_ids"), f.integers("engram_num_embeddings")
@@ -246,7 +250,7 @@ def _parse_engram(f: _Fields) -> EngramConfig | None:
     )
 
 
-def _validate(c: V41Config, f: _Fields) -> None:
+def _validate(c: V41Config, f: Fields) -> None:
     def refuse(address: str, value: Any, expected: str) -> None:
         raise PackUnsupported(f"{f.source}: $.{address} is {value!r}, expected {expected}")
 
