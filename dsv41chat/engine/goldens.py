@@ -14,7 +14,7 @@ from dsv41chat.engine.pack.build import build_trunk, open_pack
 from dsv41chat.engine.pack.index import read_header
 from dsv41chat.engine.pack.release import decode
 from dsv41chat.engine.target import Target
-from dsv41chat.engine.trunk_v41 import TrunkV41
+from dsv41chat.engine.trial import Trunk
 
 _NEAR_TIE = 2e-3
 _SHORT_ATOL, _SHORT_SHARE = 1e-3, 0.6
@@ -112,7 +112,7 @@ def _passes(golden: dict[str, np.ndarray], n: int, chunks: tuple[int, ...] | Non
         yield " (decode_cuts)", "decode", [int(v) for v in golden["decode_cuts"]]
 
 
-def _run(trunk: TrunkV41, ids: np.ndarray, cuts: list[int], positions: np.ndarray) -> np.ndarray:
+def _run(trunk: Trunk, ids: np.ndarray, cuts: list[int], positions: np.ndarray) -> np.ndarray:
     """float32 [positions, vocab]: logits at `positions` of one sequence fed in pieces between the cuts."""
     if cuts[0] != 0 or cuts[-1] != len(ids) or any(a >= b for a, b in zip(cuts, cuts[1:])):
         raise PackDamaged(f"the golden file's cuts {cuts} do not run from 0 to {len(ids)}")
@@ -126,7 +126,7 @@ def _run(trunk: TrunkV41, ids: np.ndarray, cuts: list[int], positions: np.ndarra
     return np.stack([rows[int(p)] for p in positions])
 
 
-def _logit_checks(trunk: TrunkV41, golden: dict[str, np.ndarray], name: str, atol: float, chunks, hard: bool) -> list[Check]:
+def _logit_checks(trunk: Trunk, golden: dict[str, np.ndarray], name: str, atol: float, chunks, hard: bool) -> list[Check]:
     ids, positions, want = golden["input_ids"], golden["positions"], golden[name]
     if want.shape[0] != len(positions) or positions.min() < 0 or positions.max() >= len(ids):
         raise PackDamaged(f"the golden file's {name} {list(want.shape)} does not fit its {len(positions)} positions of {len(ids)} ids")
@@ -146,7 +146,7 @@ def _logit_checks(trunk: TrunkV41, golden: dict[str, np.ndarray], name: str, ato
     return out
 
 
-def _short_check(trunk: TrunkV41, golden: dict[str, np.ndarray], name: str) -> Check:
+def _short_check(trunk: Trunk, golden: dict[str, np.ndarray], name: str) -> Check:
     ids, positions, want = golden["short_ids"], golden["short_positions"], golden[name]
     got = np.stack([_run(trunk, row, [0, len(row)], positions) for row in ids])
     difference = np.abs(got - want).max(axis=(1, 2))
@@ -156,7 +156,7 @@ def _short_check(trunk: TrunkV41, golden: dict[str, np.ndarray], name: str) -> C
     return Check(name, "one-shot", len(ids), float(difference.max()), same, first, True, bool(good.mean() >= _SHORT_SHARE))
 
 
-def _greedy_check(trunk: TrunkV41, golden: dict[str, np.ndarray]) -> Check:
+def _greedy_check(trunk: Trunk, golden: dict[str, np.ndarray]) -> Check:
     want = golden["greedy_ids"]
     length = int(golden["prompt_len"][0]) if "prompt_len" in golden else len(golden["input_ids"])
     target, got = Target(trunk), []

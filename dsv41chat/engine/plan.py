@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsv41chat.engine.config import V41Config, Yarn
+from dsv41chat.engine.config_v4 import OVERLAP_RATIO, V4Config
 from dsv41chat.engine.errors import PackUnsupported
 
 
@@ -24,8 +25,9 @@ class RopeSpec:
 @dataclass(frozen=True)
 class LayerPlan:
     """ratio: tokens per compressed entry (0: window only). kv_source: owner of the entries and index keys that this layer reads
-    (-1: none). index_source: layer whose selection it uses (-1: none). makes_candidates / uses_candidates: block pre-selection.
-    engram_slot: index into the engram tables, -1 without one."""
+    (-1: none). index_source: layer whose selection it uses (-1: none: every visible entry). makes_candidates / uses_candidates:
+    block pre-selection. engram_slot: index into the engram tables, -1 without one. overlap: a group also pools the first channels
+    of the group before it. hashed: the token id chooses the experts."""
 
     index: int
     ratio: int
@@ -35,6 +37,8 @@ class LayerPlan:
     makes_candidates: bool
     uses_candidates: bool
     engram_slot: int
+    overlap: bool
+    hashed: bool
 
     @property
     def owns_pool(self) -> bool:
@@ -45,9 +49,13 @@ class LayerPlan:
         return self.index_source == self.index
 
 
-def build_plan(config: V41Config) -> tuple[LayerPlan, ...]:
-    """Raises PackUnsupported for a layer without an owner of its ratio or without a selection."""
-    c, plan, source, selector = config, [], -1, -1
+def build_plan(config: V41Config | V4Config) -> tuple[LayerPlan, ...]:
+    """One plan per trunk layer. Raises PackUnsupported for a V4.1 layer without an owner of its ratio or without a selection."""
+    return _plan_v4(config) if isinstance(config, V4Config) else _plan_v41(config)
+
+
+def _plan_v41(c: V41Config) -> tuple[LayerPlan, ...]:
+    plan, source, selector = [], -1, -1
     engram_layers = c.engram.layer_ids if c.engram else ()
     plain = RopeSpec(c.rope_theta, c.qk_rope_head_dim, None)
     compressed = RopeSpec(c.compress_rope_theta, c.qk_rope_head_dim, c.yarn)
@@ -73,6 +81,29 @@ def build_plan(config: V41Config) -> tuple[LayerPlan, ...]:
                 makes_candidates=candidates_known and selector == i and i == c.candidate_source_layer_id,
                 uses_candidates=candidates_known and selector == i and i > c.candidate_source_layer_id,
                 engram_slot=engram_layers.index(i) if i in engram_layers else -1,
+                overlap=False,
+                hashed=False,
             )
         )
     return tuple(plan)
+
+
+def _plan_v4(c: V4Config) -> tuple[LayerPlan, ...]:
+    """Every layer reads its own entries. Only the overlapping ratio has an indexer; heavier layers see all of theirs."""
+    plain = RopeSpec(c.rope_theta, c.qk_rope_head_dim, None)
+    compressed = RopeSpec(c.compress_rope_theta, c.qk_rope_head_dim, c.yarn)
+    return tuple(
+        LayerPlan(
+            index=i,
+            ratio=ratio,
+            rope=compressed if ratio else plain,
+            kv_source=i if ratio else -1,
+            index_source=i if ratio == OVERLAP_RATIO else -1,
+            makes_candidates=False,
+            uses_candidates=False,
+            engram_slot=-1,
+            overlap=ratio == OVERLAP_RATIO,
+            hashed=i < c.num_hash_layers,
+        )
+        for i, ratio in enumerate(c.compress_ratios)
+    )

@@ -15,15 +15,16 @@ class Rows:
     """n rows at absolute positions start, start + 1, ...; nothing here outlives the forward, above all no selection.
 
     picked: (index, present) of the newest index source, into its owner's pool. candidates: mask of the candidate source.
+    image [n]: rows of an image span, None where the family has none.
     """
 
-    def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict[RopeSpec, np.ndarray], image_id: int):
+    def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict[RopeSpec, np.ndarray], image_id: int | None):
         self.ids, self.start, self.n = ids, start, len(ids)
         self.window, self.ring = window, ring
         self.positions = start + np.arange(self.n)
         self.tables = {spec: rope_table(f, self.positions) for spec, f in frequencies.items()}
         self.frequencies = frequencies
-        self.image = mx.array(ids == image_id)
+        self.image = None if image_id is None else mx.array(ids == image_id)
         self.picked: tuple[mx.array, mx.array] | None = None
         self.candidates: mx.array | None = None
         self._lengths: dict[int, mx.array] = {}

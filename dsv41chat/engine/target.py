@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from dsv41chat.engine.lane import Lane
-from dsv41chat.engine.trunk_v41 import Trial, TrunkV41
+from dsv41chat.engine.trial import Trial, Trunk
 
 
 class Target:
     """trial = target.rows(ids); target.commit(trial, keep). Nothing counts until commit; a trial that is not committed never happened."""
 
-    def __init__(self, trunk: TrunkV41, lane: Lane | None = None):
+    def __init__(self, trunk: Trunk, lane: Lane | None = None):
         self.trunk = trunk
         self.lane = lane or trunk.new_lane()
         self._open: Trial | None = None

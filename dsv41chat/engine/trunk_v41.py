@@ -30,6 +30,7 @@ from dsv41chat.engine.ops.rope import inverse_frequencies
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows import Rows
+from dsv41chat.engine.trial import Trial
 
 _POOL_BLOCK = 256
 
@@ -58,25 +59,6 @@ class Layer:
             Attention.load(c, source, plan, cache_quant),
             MoE.load(c, source, f"{p}.ffn", c.n_routed_experts, c.num_experts_per_tok),
         )
-
-
-@dataclass
-class Trial:
-    """What a forward gives. Nothing of it counts until the lane commits.
-
-    logits float32 [rows asked for, vocab]; taps [n, layers * D]: mean over the streams entering each tapped layer;
-    streams [n, S, D] and pre [n, S] after the last layer.
-    """
-
-    start: int
-    count: int
-    logits: mx.array | None
-    taps: mx.array | None
-    streams: mx.array
-    pre: mx.array
-
-    def arrays(self) -> list[mx.array]:
-        return [a for a in (self.logits, self.taps, self.streams, self.pre) if a is not None]
 
 
 @dataclass

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from dsv41chat.engine.config import V41Config
+from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn.compressor import Compressor
 from dsv41chat.engine.nn.indexer import Indexer
@@ -38,7 +39,7 @@ class AttentionWeights:
     eps: float
 
     @classmethod
-    def load(cls, c: V41Config, source: WeightSource, prefix: str) -> AttentionWeights:
+    def load(cls, c: V41Config | V4Config, source: WeightSource, prefix: str) -> AttentionWeights:
         linear, f32 = (lambda n: source.linear(f"{prefix}.{n}.weight")), (lambda n: source.float32(f"{prefix}.{n}"))
         return cls(
             linear("wq_a"),

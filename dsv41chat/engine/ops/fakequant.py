@@ -34,9 +34,13 @@ def _e4m3(v: mx.array) -> mx.array:
 
 
 def _round_blocks(x: mx.array, size: int, floor: float, scale: Callable, limit: float, code: Callable) -> mx.array:
-    y = x.astype(mx.float32).reshape(*x.shape[:-1], -1, size)
+    width, y = x.shape[-1], x.astype(mx.float32)
+    if width % size:
+        # A last block that is not full is rounded on its own; zeros do not move its maximum.
+        y = mx.pad(y, [(0, 0)] * (x.ndim - 1) + [(0, -width % size)])
+    y = y.reshape(*x.shape[:-1], -1, size)
     s = scale(mx.maximum(mx.max(mx.abs(y), axis=-1, keepdims=True), floor))
-    return (code(mx.clip(y / s, -limit, limit)) * s).reshape(x.shape).astype(x.dtype)
+    return (code(mx.clip(y / s, -limit, limit)) * s).reshape(*x.shape[:-1], -1)[..., :width].astype(x.dtype)
 
 
 def fp8_ue8m0(x: mx.array) -> mx.array:
@@ -52,3 +56,14 @@ def fp4_ue8m0(x: mx.array) -> mx.array:
 def fp4_e4m3(x: mx.array) -> mx.array:
     """e2m1 values under an e4m3 scale per 16: compressed entries."""
     return _round_blocks(x, 16, 6 * 2.0**-9, lambda a: _e4m3(a / 6), 6, _e2m1)
+
+
+def v4_fp8(x: mx.array, rope_dims: int) -> mx.array:
+    """V4 window rows and pooled rows: channels before the rope slice as e4m3 under a power-of-two scale per 64."""
+    plain = x[..., : x.shape[-1] - rope_dims]
+    return mx.concatenate([_round_blocks(plain, 64, 1e-4, lambda a: _pow2_ceil(a / 448), 448, _e4m3), x[..., x.shape[-1] - rope_dims :]], axis=-1)
+
+
+def v4_fp4(x: mx.array) -> mx.array:
+    """V4 index queries and index rows, after the Hadamard mix: e2m1 under a power-of-two scale per 32."""
+    return _round_blocks(x, 32, 6 * 2.0**-126, lambda a: _pow2_ceil(a / 6), 6, _e2m1)

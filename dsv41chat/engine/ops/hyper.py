@@ -20,12 +20,22 @@ def mixes(
     pre = mx.sigmoid(m[:, :s] * scale[0] + base[:s]) + eps
     post = 2 * mx.sigmoid(m[:, s : 2 * s] * scale[1] + base[s : 2 * s])
     comb = (m[:, 2 * s :] * scale[2] + base[2 * s :]).reshape(n, s, s)
-    comb = mx.softmax(comb, axis=-1, precise=True) + eps
+    return pre, post, sinkhorn(mx.softmax(comb, axis=-1, precise=True) + eps, iterations, eps)
+
+
+def sinkhorn(comb: mx.array, iterations: int, eps: float) -> mx.array:
+    """comb [n, S, S] positive -> columns (axis 1), then rows and columns in turn; ends on columns, so only these sum to 1."""
     comb = comb / (mx.sum(comb, axis=1, keepdims=True) + eps)
     for _ in range(iterations - 1):
         comb = comb / (mx.sum(comb, axis=2, keepdims=True) + eps)
         comb = comb / (mx.sum(comb, axis=1, keepdims=True) + eps)
-    return pre, post, comb
+    return comb
+
+
+def head_weights(h: mx.array, fn: mx.array, base: mx.array, scale: mx.array, *, eps: float, norm_eps: float) -> mx.array:
+    """Coefficients of the last collapse of the V4 family: h [n, S, D]; fn [S, S*D], base [S], scale [1] -> float32 [n, S]."""
+    m = rms(h.astype(mx.float32).reshape(h.shape[0], -1), None, norm_eps) @ fn.T
+    return mx.sigmoid(m * scale + base) + eps
 
 
 def collapse(h: mx.array, pre: mx.array) -> mx.array:

@@ -20,8 +20,19 @@ def route(score: mx.array, bias: mx.array, k: int, factor: float) -> tuple[mx.ar
     The bias moves the choice and never enters a weight. Ascending ids fix the order in which expert outputs are summed.
     """
     ids, _ = ascending(best_mask(score + bias, k), k)
+    return ids, expert_weights(score, ids, factor)
+
+
+def route_hashed(score: mx.array, table: mx.array, tokens: mx.array, factor: float) -> tuple[mx.array, mx.array]:
+    """The table decides alone: score [n, E], table int32 [vocab, k], tokens [n] -> (expert ids [n, k] ascending, weights [n, k])."""
+    ids = mx.sort(table[tokens], axis=-1)
+    return ids, expert_weights(score, ids, factor)
+
+
+def expert_weights(score: mx.array, ids: mx.array, factor: float) -> mx.array:
+    """Scores of the chosen experts, normalised over them, times the model's factor: float32 [n, k]."""
     weight = mx.take_along_axis(score, ids, axis=-1)
-    return ids, weight / (mx.sum(weight, axis=-1, keepdims=True) + 1e-20) * factor
+    return weight / (mx.sum(weight, axis=-1, keepdims=True) + 1e-20) * factor
 
 
 def swiglu(gate: mx.array, up: mx.array, limit: float, weight: mx.array | None, dtype: mx.Dtype) -> mx.array:

@@ -6,12 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
 
 from dsv41chat.engine.config import V41Config, family_of, parse_v41, read_config_json
+from dsv41chat.engine.config_v4 import V4Config, parse_v4
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.engram.hashing import NgramHasher
 from dsv41chat.engine.engram.os_layer import PosixLayer
@@ -20,10 +21,14 @@ from dsv41chat.engine.engram.table import EngramSettings, TableRef, TableSpec, f
 from dsv41chat.engine.engram.token_map import load_token_map
 from dsv41chat.engine.errors import Cancelled, PackUnsupported
 from dsv41chat.engine.events import Loading
+from dsv41chat.engine.pack.dialects import release_tensors
 from dsv41chat.engine.pack.index import PackIndex, TensorRef, open_index
 from dsv41chat.engine.pack.names import Expected, check_names, expected_v41, scale_name
+from dsv41chat.engine.pack.names_v4 import expected_v4, ignored_v4
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan, build_plan
+from dsv41chat.engine.nn.hyper_connection import HyperHead
+from dsv41chat.engine.trunk_v4 import LayerV4, TrunkV4
 from dsv41chat.engine.trunk_v41 import Layer, TrunkV41
 
 # On the CPU, matrices are decoded once while that stays small; beyond it they stay packed as on a GPU.
@@ -36,7 +41,7 @@ class Pack:
     """A checked pack of which no weight has been read. notes: what was ignored, in words."""
 
     folder: Path
-    config: V41Config
+    config: V41Config | V4Config
     plan: tuple[LayerPlan, ...]
     index: PackIndex
     expected: dict[str, Expected]
@@ -81,17 +86,22 @@ def open_pack(folder: str | Path) -> Pack:
     """Read config and headers and run the strict gate. Raises PackError; reads no tensor data."""
     folder = Path(folder)
     outer = read_config_json(folder)
-    if family_of(outer) != "v41":
-        raise PackUnsupported("config.json: $.model_type is 'deepseek_v4'; this version runs V4.1 builds", "choose a DeepSeek-V4.1 build")
+    family = family_of(outer)
     method = (outer.get("quantization_config") or {}).get("quant_method")
     if outer.get("quantization") is not None or method not in (None, "fp8"):
         found = f"$.quantization_config.quant_method {method!r}" if method not in (None, "fp8") else "$.quantization"
         raise PackUnsupported(f"config.json: {found} is a converted build; this version loads the release layout", "use the original upload")
-    config = parse_v41(outer)
+    config = parse_v4(outer) if family == "v4" else parse_v41(outer)
     plan, index = build_plan(config), open_index(folder)
-    expected = expected_v41(config, plan)
-    notes = check_names(index.tensors, expected, config.num_hidden_layers, config.weight_block)
-    return Pack(folder, config, plan, index, expected, pack_fingerprint(folder, index, "v41", outer), (*index.notes, *notes))
+    ignored: set[str] = set()
+    if family == "v4":
+        index = replace(index, tensors=release_tensors(index.tensors))
+        expected = expected_v4(config, plan, stacked=any(n.endswith(".experts.w1.weight") for n in index.tensors))
+        ignored = ignored_v4(config, plan)
+    else:
+        expected = expected_v41(config, plan)
+    notes = check_names(index.tensors, expected, config.num_hidden_layers, config.weight_block, ignored)
+    return Pack(folder, config, plan, index, expected, pack_fingerprint(folder, index, family, outer), (*index.notes, *notes))
 
 
 def pack_fingerprint(folder: Path, index: PackIndex, family: str, outer: dict) -> str:
@@ -135,6 +145,7 @@ def build_trunk(
     dtype: mx.Dtype | None = None,
     cache_quant: bool = True,
     linear_input_fp8: bool = False,
+    qat_sim: bool = False,
     engram: bool = True,
     packed: bool | None = None,
     cache_dir: Path | None = None,
@@ -143,33 +154,38 @@ def build_trunk(
     os_layer: PosixLayer | None = None,
     progress: Callable[[Loading], None] = lambda event: None,
     cancel: Callable[[], bool] = lambda: False,
-) -> TrunkV41:
+) -> TrunkV41 | TrunkV4:
     """Materialise the trunk. cancel is asked between layers; raises Cancelled or PackError.
 
+    cache_quant, linear_input_fp8: the roundings of the V4.1 family. qat_sim: that of the V4 family.
     engram False leaves the tables out: only tests and goldens ask for that. packed None decides by device and size.
     engram_settings, facts, os_layer: as `EngramReader.open` takes them.
     """
     c, dtype = pack.config, dtype or default_dtype(pack)
-    source = WeightSource(pack.index.tensors, dtype, stays_packed(pack) if packed is None else packed, linear_input_fp8)
+    source = WeightSource(pack.index.tensors, dtype, stays_packed(pack) if packed is None else packed, linear_input_fp8 and c.family == "v41")
     hasher = tables = None
     progress(Loading("map", 0, len(pack.table_refs), "rows"))
     if c.engram and engram:
         hasher = NgramHasher(c.engram, load_token_map(pack.folder, c.vocab_size, cache_dir), c.image_token_id)
         progress(Loading("tables", 0, len(pack.table_specs), "rows"))
         tables = EngramReader.open(pack.table_specs, engram_settings, facts, os_layer=os_layer)
-    embed, head, norm = source.array("embed.weight"), source.linear("head.weight", rounds=False, dtype=mx.float32), source.float32("norm.weight")
-    mx.eval(embed, head.weight, norm)
+    embed, norm = source.array("embed.weight"), source.float32("norm.weight")
+    # The V4.1 head computes in float32, the V4 head in the model's dtype.
+    head = source.linear("head.weight", rounds=False, dtype=mx.float32 if c.family == "v41" else None)
+    mx.eval(embed, _arrays(head), norm)
     layers = []
     for plan in pack.plan:
         if cancel():
             raise Cancelled("loading was cancelled")
         progress(Loading("weights", plan.index, len(pack.plan), "layers"))
-        layer = Layer.load(c, source, plan, cache_quant)
+        layer = LayerV4.load(c, source, plan, qat_sim) if c.family == "v4" else Layer.load(c, source, plan, cache_quant)
         mx.eval(_arrays(layer))
         mx.clear_cache()
         layers.append(layer)
     progress(Loading("ready", len(layers), len(layers), "layers"))
     taps = tuple(c.dspark.get("dspark_target_layer_ids") or ())
+    if c.family == "v4":
+        return TrunkV4(c, pack.plan, embed, HyperHead.load(c, source, "hc_head"), norm, head, layers, dtype, taps)
     return TrunkV41(c, pack.plan, embed, head, norm, layers, hasher, tables, dtype, taps)
 
 

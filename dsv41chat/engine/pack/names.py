@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dsv41chat.engine.config import V41Config
@@ -17,7 +18,7 @@ _FLOATS = ("BF16", "F16", "F32")
 @dataclass(frozen=True)
 class Expected:
     """shape: of the decoded tensor. kind: `float` (bf16, f16 or f32 values), `linear` (may be stored as fp8 or fp4 blocks with a
-    `.scale` sibling) or `table` (fp8 rows with row scales, mapped and never loaded)."""
+    `.scale` sibling), `ids` (int32 or int64) or `table` (fp8 rows with row scales, mapped and never loaded)."""
 
     shape: tuple[int, ...]
     kind: str
@@ -104,8 +105,13 @@ def scale_block(weight: TensorRef, scale: TensorRef) -> int:
     )
 
 
-def check_names(tensors: dict[str, TensorRef], expected: dict[str, Expected], layers: int, block: int | None) -> list[str]:
-    """The gate before any data is read. Returns notes about skipped families. Raises PackIncomplete, PackDamaged or PackUnsupported."""
+def check_names(
+    tensors: dict[str, TensorRef], expected: dict[str, Expected], layers: int, block: int | None, ignored: Collection[str] = ()
+) -> list[str]:
+    """The gate before any data is read. ignored: names that may be there and are not used.
+
+    Returns notes about skipped families. Raises PackIncomplete, PackDamaged or PackUnsupported.
+    """
     skipped: Counter[str] = Counter()
     known = set(expected) | {scale_name(n) for n, e in expected.items() if e.kind != "float"}
     unexpected = []
@@ -114,7 +120,7 @@ def check_names(tensors: dict[str, TensorRef], expected: dict[str, Expected], la
             continue
         parts = name.split(".")
         past = parts[0] == "layers" and len(parts) > 1 and parts[1].isdigit() and int(parts[1]) >= layers
-        if name.startswith(SKIPPED_PREFIXES) or past or name.endswith("rotary_emb.inv_freq"):
+        if name in ignored or name.startswith(SKIPPED_PREFIXES) or past or name.endswith("rotary_emb.inv_freq"):
             skipped[parts[0]] += 1
         else:
             unexpected.append(name)
@@ -132,7 +138,10 @@ def _check_tensor(tensors: dict[str, TensorRef], name: str, want: Expected, bloc
     shape = ref.shape[:-1] + (ref.shape[-1] * 2,) if ref.dtype == "I8" and ref.shape else ref.shape
     if shape != want.shape:
         raise PackDamaged(f"{name} is {list(shape)}, the config expects {list(want.shape)} (file {ref.file.name}, offset {ref.offset:,})")
-    if want.kind == "table":
+    if want.kind == "ids":
+        if ref.dtype not in ("I32", "I64"):
+            raise PackUnsupported(f"{name} has dtype {ref.dtype}; token tables are I32 or I64")
+    elif want.kind == "table":
         if ref.dtype != "F8_E4M3" or scale is None or scale.dtype != "F8_E8M0" or scale.shape != (want.shape[0], want.shape[1] // 32):
             found = f"{ref.dtype} with " + (f"scale {scale.dtype} {list(scale.shape)}" if scale else "no scale")
             raise PackUnsupported(f"{name}: table rows are {found}; expected F8_E4M3 with F8_E8M0 [{want.shape[0]}, {want.shape[1] // 32}]")

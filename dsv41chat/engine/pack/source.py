@@ -32,6 +32,11 @@ class WeightSource:
     def float32(self, name: str) -> mx.array:
         return self.array(name, mx.float32)
 
+    def ids(self, name: str) -> mx.array:
+        """A table of whole numbers as int32."""
+        ref = self.tensors[name]
+        return mx.array(np.frombuffer(ref.bytes(), {"I32": "<i4", "I64": "<i8"}[ref.dtype]).reshape(ref.shape).astype(np.int32))
+
     def linear(self, name: str, *, rounds: bool = True, dtype: mx.Dtype | None = None) -> Linear | QuantizedLinear:
         """rounds: this matrix is stored as fp8 in the release, so its input takes part in the input rounding."""
         ref, scale = self._parts(name)
@@ -46,13 +51,17 @@ class WeightSource:
         return GroupedLinear(weight.reshape(groups, weight.shape[0] // groups, -1))
 
     def experts(self, prefix: str, which: str, count: int) -> ExpertLinear | QuantizedExpertLinear:
-        """`prefix.{e}.{which}.weight` for e < count, stacked."""
+        """`prefix.{e}.{which}.weight` for e < count, stacked; or `prefix.{which}.weight`, which is already."""
+        if f"{prefix}.{which}.weight" in self.tensors:
+            return self._experts(decode(*self._parts(f"{prefix}.{which}.weight")))
         parts = [self._parts(f"{prefix}.{e}.{which}.weight") for e in range(count)]
         if self.packed and all(scale is not None for _, scale in parts):
             words = [repack(ref, scale) for ref, scale in parts]
             if len({mode for _, _, mode in words}) == 1:
                 return QuantizedExpertLinear(mx.stack([w for w, _, _ in words]), mx.stack([s for _, s, _ in words]), words[0][2], self.dtype, self.round_inputs)
+        return self._experts(np.stack([decode(ref, scale) for ref, scale in parts]))
+
+    def _experts(self, stacked: np.ndarray) -> ExpertLinear:
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        stacked = np.stack([decode(ref, scale) for ref, scale in parts])
         weight = mx.array(stacked).astype(self.dtype)
         return ExpertLinear(weight.astype(mx.float32) if on_cpu else weight, self.dtype, self.round_inputs)

@@ -1,0 +1,83 @@
+"""The attention half of a V4 layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from dsv41chat.engine.config_v4 import V4Config
+from dsv41chat.engine.lane import Lane
+from dsv41chat.engine.nn.attention import AttentionWeights
+from dsv41chat.engine.nn.compressor_v4 import CompressorV4
+from dsv41chat.engine.nn.indexer_v4 import IndexerV4
+from dsv41chat.engine.ops import attend, fakequant, norm, rope, select
+from dsv41chat.engine.pack.source import WeightSource
+from dsv41chat.engine.plan import LayerPlan
+from dsv41chat.engine.rows_v4 import RowsV4
+
+
+@dataclass
+class AttentionV4:
+    """Window rows and the layer's own pooled entries in one softmax: all visible ones, or those its indexer picks.
+
+    core: the attention core, `ops.attend.attend_rows` or what a route puts in its place.
+    """
+
+    layer: LayerPlan
+    weights: AttentionWeights
+    compressor: CompressorV4 | None
+    indexer: IndexerV4 | None
+    qat_sim: bool
+    dtype: mx.Dtype
+    core: Callable = attend.attend_rows
+
+    @classmethod
+    def load(cls, c: V4Config, source: WeightSource, layer: LayerPlan, qat_sim: bool) -> AttentionV4:
+        compressor = CompressorV4.load(c, source, layer, qat_sim, index=False) if layer.owns_pool else None
+        indexer = IndexerV4.load(c, source, layer, qat_sim) if layer.scores else None
+        weights = AttentionWeights.load(c, source, f"layers.{layer.index}.attn")
+        return cls(layer, weights, compressor, indexer, qat_sim, source.dtype)
+
+    def __call__(self, lane: Lane, rows: RowsV4, x: mx.array) -> mx.array:
+        """x [n, D] -> [n, D]. Entries are appended before they are attended to: the row that closes a group sees it."""
+        w, table = self.weights, rows.tables[self.layer.rope]
+        qr, q = self.query(x, table)
+        kv = rope.rotate(norm.rms(w.wkv(x), w.kv_norm, w.eps), table)
+        kv = fakequant.v4_fp8(kv, self.layer.rope.dims) if self.qat_sim else kv
+        if self.compressor is not None:
+            self.compressor(lane, rows, x)
+        picked = None
+        if self.indexer is not None:
+            picked = self.indexer(lane, rows, x, qr)
+        elif self.layer.ratio:
+            picked = self.all_visible(rows)
+        return w.output(self._attend(lane, rows, q, kv, picked), table, self.dtype)
+
+    def query(self, x: mx.array, table) -> tuple[mx.array, mx.array]:
+        """x [n, D] -> (low-rank query [n, q_rank], heads [n, H, C], each normed without a weight and rotated)."""
+        w = self.weights
+        qr = norm.rms(w.wq_a(x), w.q_norm, w.eps)
+        heads = w.wq_b(qr).reshape(x.shape[0], w.heads, w.head_dim)
+        return qr, rope.rotate(norm.rms(heads, None, w.eps), table)
+
+    def all_visible(self, rows: RowsV4) -> tuple[mx.array, mx.array]:
+        """(index, present) of a layer without an indexer, wide enough for the last row."""
+        width = max(width for _, width in rows.tiles(slice(rows.n - 1, rows.n), self.layer.ratio, None, self.weights.head_dim))
+        return select.first_visible(rows.length(self.layer.ratio), width)
+
+    def _attend(self, lane: Lane, rows: RowsV4, q: mx.array, kv: mx.array, picked) -> mx.array:
+        name, ratio, w, out = f"window.{self.layer.index}", self.layer.ratio, self.weights, []
+        most = self.indexer.topk if self.indexer is not None else None
+        for part, write, slots, present in rows.blocks:
+            lane.write(name, write, kv[part])
+            for tile, width in rows.tiles(part, ratio, most, w.head_dim):
+                local = slice(tile.start - part.start, tile.stop - part.start)
+                keys, keep = lane.buffers[name][slots[local]], present[local]
+                if width:
+                    index, live = picked[0][tile, :width], picked[1][tile, :width]
+                    keys = mx.concatenate([keys, lane.buffers[f"pool.{self.layer.index}"][index]], axis=1)
+                    keep = mx.concatenate([keep, live], axis=1)
+                out.append(self.core(q[tile], keys, keep, w.sink, w.head_dim**-0.5))
+        return mx.concatenate(out) if len(out) > 1 else out[0]

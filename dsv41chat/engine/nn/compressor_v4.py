@@ -1,0 +1,74 @@
+"""Rows in, pooled rows appended to the lane: the attention entries of a V4 layer, and the keys of its indexer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from dsv41chat.engine.config_v4 import V4Config
+from dsv41chat.engine.lane import Lane
+from dsv41chat.engine.nn.linear import Linear
+from dsv41chat.engine.ops import fakequant, hadamard, norm, pool, rope
+from dsv41chat.engine.pack.source import WeightSource
+from dsv41chat.engine.plan import LayerPlan
+from dsv41chat.engine.rows_v4 import RowsV4
+
+
+@dataclass
+class CompressorV4:
+    """raw, entries: names of its lane buffers. mix: the Hadamard matrix of index keys, None for attention entries.
+
+    Projections, position bias and pooling run in float32; an entry is rounded to the model dtype before its norm.
+    """
+
+    layer: LayerPlan
+    raw: str
+    entries: str
+    wkv: Linear
+    wgate: Linear
+    ape: mx.array
+    norm: mx.array
+    mix: mx.array | None
+    eps: float
+    qat_sim: bool
+    dtype: mx.Dtype
+
+    @classmethod
+    def load(cls, c: V4Config, source: WeightSource, layer: LayerPlan, qat_sim: bool, *, index: bool) -> CompressorV4:
+        """index: the indexer's own compressor instead of the layer's."""
+        i = layer.index
+        p = f"layers.{i}.attn.indexer.compressor" if index else f"layers.{i}.attn.compressor"
+        names = (f"raw_keys.{i}", f"keys.{i}") if index else (f"raw.{i}", f"pool.{i}")
+        linear = lambda n: source.linear(f"{p}.{n}.weight", rounds=False, dtype=mx.float32)
+        mix = mx.array(hadamard.hadamard_matrix(c.index_head_dim)) if index else None
+        ape, weight = source.float32(f"{p}.ape"), source.float32(f"{p}.norm.weight")
+        return cls(layer, *names, linear("wkv"), linear("wgate"), ape, weight, mix, c.rms_norm_eps, qat_sim, source.dtype)
+
+    def __call__(self, lane: Lane, rows: RowsV4, x: mx.array) -> None:
+        """x [n, D], the layer's normed input: append the entry of every group that these rows complete.
+
+        A block of rows is written to the ring before its groups are read, each whole and in one expression, so a group has the
+        same bits whichever calls brought its rows.
+        """
+        y = x.astype(mx.float32)
+        raw = pool.raw_rows(self.wkv(y), self.wgate(y), self.ape, rows.position_ids)
+        for block in rows.group_blocks(self.layer, lane.specs[self.raw].rows):
+            lane.write(self.raw, block.write, raw[block.part])
+            if block.read is not None:
+                lane.append(self.entries, block.first, self.finish(self.pool(lane.buffers[self.raw][block.read], block.first), rows, block))
+
+    def pool(self, group_rows: mx.array, first: int) -> mx.array:
+        """Raw rows of whole groups -> [groups, width] in the model dtype; group `first` is the first that is emitted."""
+        if self.layer.overlap:
+            return pool.pool_overlapping(group_rows, self.layer.ratio, first == 0).astype(self.dtype)
+        return pool.pool_groups(group_rows, self.layer.ratio).astype(self.dtype)
+
+    def finish(self, pooled: mx.array, rows: RowsV4, block) -> mx.array:
+        """Norm, then rotation at the group's first token, then the index mix and the release's rounding where that is simulated."""
+        table = rows.entry_table(self.layer, block.first, block.last)
+        entry = rope.rotate(norm.rms(pooled, self.norm, self.eps), table)
+        if self.mix is not None:
+            entry = hadamard.hadamard(entry, self.mix)
+            return fakequant.v4_fp4(entry) if self.qat_sim else entry
+        return fakequant.v4_fp8(entry, self.layer.rope.dims) if self.qat_sim else entry

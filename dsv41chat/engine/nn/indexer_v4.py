@@ -1,0 +1,65 @@
+"""Which entries a row of an overlapping V4 layer attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from dsv41chat.engine.config_v4 import V4Config
+from dsv41chat.engine.lane import Lane
+from dsv41chat.engine.nn.compressor_v4 import CompressorV4
+from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
+from dsv41chat.engine.ops import attend, fakequant, hadamard, rope, select
+from dsv41chat.engine.pack.source import WeightSource
+from dsv41chat.engine.plan import LayerPlan
+from dsv41chat.engine.rows_v4 import RowsV4, slots_for
+
+# Bounds the float32 score tile [rows, heads, keys] of one block; rows are independent, so the cut changes no bit.
+_TILE_BYTES = 256 * 2**20
+
+
+@dataclass
+class IndexerV4:
+    """score: `ops.attend.index_scores` or what a route puts in its place."""
+
+    layer: LayerPlan
+    compressor: CompressorV4
+    wq_b: Linear | QuantizedLinear
+    weights_proj: Linear
+    mix: mx.array
+    heads: int
+    head_dim: int
+    topk: int
+    qat_sim: bool
+    score: Callable = attend.index_scores
+
+    @classmethod
+    def load(cls, c: V4Config, source: WeightSource, layer: LayerPlan, qat_sim: bool) -> IndexerV4:
+        p = f"layers.{layer.index}.attn.indexer"
+        compressor = CompressorV4.load(c, source, layer, qat_sim, index=True)
+        wq_b, proj = source.linear(f"{p}.wq_b.weight"), source.linear(f"{p}.weights_proj.weight", rounds=False, dtype=mx.float32)
+        return cls(layer, compressor, wq_b, proj, compressor.mix, c.index_n_heads, c.index_head_dim, c.index_topk, qat_sim)
+
+    def __call__(self, lane: Lane, rows: RowsV4, x: mx.array, qr: mx.array) -> tuple[mx.array, mx.array]:
+        """x [n, D] the layer's normed input, qr [n, q_rank] its low-rank query -> (index, present), each [n, slots].
+
+        Keys are appended in every call. While every row sees at most topk entries all are taken and nothing is scored; the set is
+        the same.
+        """
+        self.compressor(lane, rows, x)
+        length = rows.length(self.layer.ratio)
+        if rows.last_length(self.layer.ratio) <= self.topk:
+            return select.first_visible(length, slots_for(self.topk))
+        q = rope.rotate(self.wq_b(qr).reshape(rows.n, self.heads, self.head_dim), rows.tables[self.layer.rope])
+        q = hadamard.hadamard(q, self.mix)
+        q = fakequant.v4_fp4(q) if self.qat_sim else q
+        weight = self.weights_proj(x.astype(mx.float32)) * (self.head_dim**-0.5 * self.heads**-0.5)
+        keys = lane.buffers[self.compressor.entries]
+        step, picked = max(1, _TILE_BYTES // (4 * self.heads * keys.shape[0])), []
+        for a in range(0, rows.n, step):
+            part = slice(a, a + step)
+            mask = select.best_mask(self.score(q[part], weight[part], keys, length[part]), self.topk)
+            picked.append(select.ascending(mask, slots_for(self.topk)))
+        return tuple(mx.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*picked))

@@ -1,0 +1,103 @@
+"""`RowsV4`: what the layers of one V4 forward share beyond positions: group borders, ring slots of the compressors, attention tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.ops import rope
+from dsv41chat.engine.plan import LayerPlan
+from dsv41chat.engine.rows import Rows
+
+# Key lists grow in steps of this many entries, so that no live key falls into a ragged vector tail.
+SLOT_UNIT = 16
+# How often, in tokens, a key list may get wider; a step is at least SLOT_UNIT entries.
+_STEP_TOKENS = 256
+# Bounds the float32 keys [rows, slots, channels] of one tile; rows are independent, so the cut changes no bit.
+_TILE_BYTES = 256 * 2**20
+
+
+def slots_for(count: int) -> int:
+    """`count` entries, rounded up to whole slots."""
+    return -(-count // SLOT_UNIT) * SLOT_UNIT
+
+
+@dataclass(frozen=True)
+class GroupBlock:
+    """Rows `part` of a call: their ring slots, and the groups [first, last) that they complete with the ring slots of all raw rows
+    that these pool (None without a group)."""
+
+    part: slice
+    write: mx.array
+    first: int
+    last: int
+    read: mx.array | None
+
+
+class RowsV4(Rows):
+    """n rows at absolute positions start, start + 1, ..."""
+
+    def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict):
+        super().__init__(ids, start, window, ring, frequencies, None)
+        self._groups: dict[tuple[int, bool, int], list[GroupBlock]] = {}
+        self._entry_tables: dict[tuple, tuple[mx.array, mx.array]] = {}
+
+    @cached_property
+    def tokens(self) -> mx.array:
+        """int32 [n]: the token ids, for routers that look them up."""
+        return mx.array(self.ids.astype(np.int32))
+
+    @cached_property
+    def position_ids(self) -> mx.array:
+        return mx.array(self.positions.astype(np.int32))
+
+    def group_blocks(self, layer: LayerPlan, capacity: int) -> list[GroupBlock]:
+        """Blocks of at most ring - W rows for a raw ring of `capacity` slots, which then still holds every open group."""
+        key = layer.ratio, layer.overlap, capacity
+        if key not in self._groups:
+            self._groups[key] = [self._group_block(layer, capacity, part) for part, *_ in self.blocks]
+        return self._groups[key]
+
+    def _group_block(self, layer: LayerPlan, capacity: int, part: slice) -> GroupBlock:
+        slots = lambda positions: mx.array((positions % capacity).astype(np.int32))
+        first, last = (self.start + part.start) // layer.ratio, (self.start + part.stop) // layer.ratio
+        read = None
+        if last > first:
+            lead = 1 if layer.overlap and first > 0 else 0
+            read = slots(np.arange((first - lead) * layer.ratio, last * layer.ratio))
+        return GroupBlock(part, slots(self.positions[part]), first, last, read)
+
+    @staticmethod
+    def entry_positions(first: int, count: int, ratio: int) -> np.ndarray:
+        """A group is rotated at the position of its first token."""
+        return (first + np.arange(count)) * ratio
+
+    def entry_table(self, layer: LayerPlan, first: int, last: int) -> tuple[mx.array, mx.array]:
+        """Rope table of entries [first, last) of a layer."""
+        key = layer.rope, layer.ratio, first, last
+        if key not in self._entry_tables:
+            self._entry_tables[key] = rope.rope_table(self.frequencies[layer.rope], self.entry_positions(first, last - first, layer.ratio))
+        return self._entry_tables[key]
+
+    def tiles(self, part: slice, ratio: int, most: int | None, channels: int) -> list[tuple[slice, int]]:
+        """(rows, entry slots) of attention tiles inside `part`: all rows of a tile have key lists of one width.
+
+        The width follows from a row's own position: its visible entries in steps, at most `most` (None: no limit). So a row's
+        list has the same shape alone and among others.
+        """
+        seen = (self.positions[part] + 1) // ratio if ratio else np.zeros(part.stop - part.start, np.int64)
+        step = slots_for(_STEP_TOKENS // ratio) if ratio else 1
+        widths = -(-seen // step) * step
+        widths = widths if most is None else np.minimum(widths, slots_for(most))
+        out, a = [], 0
+        while a < len(widths):
+            width = int(widths[a])
+            room = max(1, _TILE_BYTES // (4 * channels * (self.window + width)))
+            same = a + int(np.argmin(np.append(widths[a:] == width, False)))
+            b = min(same, a + room)
+            out.append((slice(part.start + a, part.start + b), width))
+            a = b
+        return out

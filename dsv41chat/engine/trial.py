@@ -1,0 +1,41 @@
+"""What a forward gives, and what every trunk can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from dsv41chat.engine.lane import Lane
+
+
+@dataclass
+class Trial:
+    """Nothing of it counts until the lane commits.
+
+    logits float32 [rows asked for, vocab]. taps [n, width]: what the build's drafter reads of every row, None unless asked for: the
+    mean over the streams at each tapped layer, side by side (DSpark), or the streams after the last layer (MTP).
+    streams [n, S, D] after the last layer; pre [n, S]: the coefficients that collapse them (V4.1), None where the head has its own.
+    """
+
+    start: int
+    count: int
+    logits: mx.array | None
+    taps: mx.array | None
+    streams: mx.array
+    pre: mx.array | None
+
+    def arrays(self) -> list[mx.array]:
+        return [a for a in (self.logits, self.taps, self.streams, self.pre) if a is not None]
+
+
+class Trunk(Protocol):
+    """config: of the pack. tables: the n-gram tables, None without any."""
+
+    config: Any
+    tables: Any
+
+    def new_lane(self) -> Lane: ...
+
+    def forward(self, lane: Lane, ids: list[int], start: int, logits_from: int | None = 0, want_taps: bool = False) -> Trial: ...

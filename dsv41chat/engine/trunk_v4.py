@@ -1,0 +1,124 @@
+"""The V4 trunk, from ids to logits, spelled out top to bottom.
+
+Row-exact by layout: every row has its own key list, window rows chronological, then entries ascending, of a width that follows from
+the row's position; choices are sets with a tie rule, groups are pooled whole and experts summed in one fixed order. So a row's bits do
+not depend on which rows share its call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.config_v4 import V4Config
+from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
+from dsv41chat.engine.nn.attention_v4 import AttentionV4
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead
+from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
+from dsv41chat.engine.nn.moe_v4 import MoEV4
+from dsv41chat.engine.ops import hyper, norm, rope
+from dsv41chat.engine.pack.source import WeightSource
+from dsv41chat.engine.plan import LayerPlan
+from dsv41chat.engine.rows_v4 import RowsV4
+from dsv41chat.engine.trial import Trial
+
+_POOL_BLOCK = 256
+
+
+@dataclass
+class LayerV4:
+    plan: LayerPlan
+    attn_mix: HyperConnection
+    ffn_mix: HyperConnection
+    attn_norm: mx.array
+    ffn_norm: mx.array
+    attention: AttentionV4
+    moe: MoEV4
+
+    @classmethod
+    def load(cls, c: V4Config, source: WeightSource, plan: LayerPlan, qat_sim: bool) -> LayerV4:
+        p = f"layers.{plan.index}"
+        return cls(
+            plan,
+            HyperConnection.load(c, source, f"{p}.hc_attn"),
+            HyperConnection.load(c, source, f"{p}.hc_ffn"),
+            source.float32(f"{p}.attn_norm.weight"),
+            source.float32(f"{p}.ffn_norm.weight"),
+            AttentionV4.load(c, source, plan, qat_sim),
+            MoEV4.load(c, source, f"{p}.ffn", plan.hashed),
+        )
+
+
+@dataclass
+class TrunkV4:
+    """Weights and wiring; no state. Any number of lanes run on one trunk.
+
+    tap_layers: layers whose output drafters need (DSpark); without any, taps are the streams after the last layer (MTP).
+    """
+
+    config: V4Config
+    plan: tuple[LayerPlan, ...]
+    embed: mx.array
+    head_mix: HyperHead
+    norm: mx.array
+    head: Linear | QuantizedLinear
+    layers: list[LayerV4]
+    dtype: mx.Dtype
+    tap_layers: tuple[int, ...] = ()
+    frequencies: dict = field(default_factory=dict)
+    tables = None
+
+    def __post_init__(self):
+        self.frequencies = {p.rope: rope.inverse_frequencies(p.rope) for p in self.plan}
+
+    def lane_specs(self) -> tuple[RingSpec | PoolSpec, ...]:
+        """Windows for every layer; entries and raw rows for compressed ones; keys and their raw rows where there is an indexer."""
+        c, specs = self.config, []
+        for p in self.plan:
+            specs.append(RingSpec(f"window.{p.index}", c.ring_rows, (c.head_dim,), self.dtype, window=c.sliding_window))
+            widths = {"pool": ("raw", c.head_dim)} if p.owns_pool else {}
+            widths |= {"keys": ("raw_keys", c.index_head_dim)} if p.scores else {}
+            for entries, (raw, width) in widths.items():
+                halves = 2 if p.overlap else 1
+                rows = 1 << (halves * p.ratio + c.roll_rows - 1).bit_length()
+                specs.append(PoolSpec(f"{entries}.{p.index}", p.ratio, (width,), self.dtype, _POOL_BLOCK))
+                lead = p.ratio if p.overlap else 0
+                specs.append(RingSpec(f"{raw}.{p.index}", rows, (2, halves * width), mx.float32, group=p.ratio, overlap=lead))
+        return tuple(specs)
+
+    def new_lane(self) -> Lane:
+        return Lane(self.lane_specs(), self.config.roll_rows)
+
+    def forward(self, lane: Lane, ids: list[int], start: int, logits_from: int | None = 0, want_taps: bool = False) -> Trial:
+        """Rows of `ids` at positions start.. of `lane`, whose ids before `start` are the history.
+
+        logits_from: first row whose logits are wanted, None for none. Builds the graph only; `Target.rows` evaluates it.
+        """
+        c, ids = self.config, np.asarray(ids, np.int64)
+        rows = RowsV4(ids, start, c.sliding_window, c.ring_rows, self.frequencies)
+        h = mx.repeat(self.embed[rows.tokens][:, None], c.hc_mult, axis=1)
+        taps = []
+        for layer in self.layers:
+            h = self._layer(layer, lane, rows, h)
+            if want_taps and layer.plan.index in self.tap_layers:
+                taps.append(mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype))
+        if want_taps and not self.tap_layers:
+            taps.append(h.reshape(len(ids), -1))
+        logits = self.logits(h[logits_from:]) if logits_from is not None else None
+        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, h, None)
+
+    def _layer(self, layer: LayerV4, lane: Lane, rows: RowsV4, h: mx.array) -> mx.array:
+        """Each half collapses the streams that enter it with its own `pre`, and spreads its output over the same streams."""
+        eps = self.config.rms_norm_eps
+        pre, post, comb = layer.attn_mix(h)
+        y = layer.attention(lane, rows, norm.rms(hyper.collapse(h, pre), layer.attn_norm, eps))
+        h = hyper.expand(y, h, post, comb)
+        pre, post, comb = layer.ffn_mix(h)
+        y = layer.moe(norm.rms(hyper.collapse(h, pre), layer.ffn_norm, eps), rows.tokens)
+        return hyper.expand(y, h, post, comb)
+
+    def logits(self, h: mx.array) -> mx.array:
+        """float32 [n, vocab] from the streams after the last layer."""
+        return self.head(norm.rms(self.head_mix(h), self.norm, self.config.rms_norm_eps)).astype(mx.float32)
