@@ -112,7 +112,7 @@ _TABLE = (
     _key("engine.engram", "auto", "where the tables live", choices=("auto", "resident", "stream"), inert=True),
     _key("engine.cache_quant", True, "round cache and index rows as the V4.1 release does"),
     _key("engine.linear_input_fp8", False, "round the inputs of linear layers as the release does"),
-    _key("engine.qat_sim", False, "simulate the V4 release's rounding", inert=True),
+    _key("engine.qat_sim", False, "simulate the V4 release's rounding"),
     _key("engine.memory_margin", "auto", "memory kept free beside a build", "size", auto=True, inert=True),
     _key("engram.path", "auto", "how table rows are read", choices=("auto", "mapped", "positional"), inert=True),
     _key("cache.enabled", True, "keep computed states of conversations", inert=True),

@@ -20,7 +20,7 @@ from dsv41chat.engine.errors import PackDamaged, PackUnsupported
 from dsv41chat.engine.events import Loading, Residency
 from dsv41chat.engine.pack.build import Pack, build_trunk, open_pack
 from dsv41chat.engine.session import Session
-from dsv41chat.engine.trunk_v41 import TrunkV41
+from dsv41chat.engine.trial import Trunk
 
 _GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "effort")
 _PREFILL_CHUNK = {"cpu": 128, "metal": 512, "cuda": 2048}
@@ -50,16 +50,16 @@ def probe_pack(folder: str | Path) -> PackInfo:
     tokenizer = (pack.folder / "tokenizer.json").is_file()
     weights, tables, context = pack.weight_bytes, pack.table_bytes, pack.config.max_position_embeddings
     return PackInfo(
-        pack.folder.resolve().name, pack.folder, "v41", pack.fingerprint, total, weights, tables, context, pack.drafter, tokenizer, pack.notes
+        pack.folder.resolve().name, pack.folder, pack.config.family, pack.fingerprint, total, weights, tables, context, pack.drafter, tokenizer, pack.notes
     )
 
 
 class Engine:
     """family, name, fingerprint: of the pack. context_limit: tokens a session may hold. tokenizer: None when the pack has none."""
 
-    def __init__(self, pack: Pack, trunk: TrunkV41, tokenizer: ChatTokenizer | None, context_limit: int):
+    def __init__(self, pack: Pack, trunk: Trunk, tokenizer: ChatTokenizer | None, context_limit: int):
         self.pack, self.trunk, self.tokenizer = pack, trunk, tokenizer
-        self.family, self.name, self.fingerprint = "v41", pack.folder.resolve().name, pack.fingerprint
+        self.family, self.name, self.fingerprint = pack.config.family, pack.folder.resolve().name, pack.fingerprint
         self.context_limit = context_limit
         self.prefill_chunk = _PREFILL_CHUNK[device_kind()]
         self.device, self.mlx_version = backend_info()
@@ -109,6 +109,7 @@ def open_engine(
     dtype: str | None = None,
     cache_quant: bool = True,
     linear_input_fp8: bool = False,
+    qat_sim: bool = False,
     context: int | None = None,
     cache_dir: Path | None = None,
     facts: MutableMapping[str, str] | None = None,
@@ -119,7 +120,8 @@ def open_engine(
 ) -> Engine:
     """Check a pack and load it.
 
-    dtype: float32 or bfloat16, by default the device's. cache_quant, linear_input_fp8: the fake quantisation of the model.
+    dtype: float32 or bfloat16, by default the device's. cache_quant, linear_input_fp8: the fake quantisation of V4.1.
+    qat_sim: that of V4; a build ignores the options of the other family.
     context: tokens, at most the pack's maximum. cache_dir: where derived token maps are kept. facts: measured verdicts, by key.
     engram: how tables are read. os_layer: what the tables' reads ask instead of this system; for tests.
     Raises PackError, DoesNotFit or Cancelled.
@@ -137,6 +139,7 @@ def open_engine(
         dtype=getattr(mx, dtype) if dtype else None,
         cache_quant=cache_quant,
         linear_input_fp8=linear_input_fp8,
+        qat_sim=qat_sim,
         cache_dir=cache_dir,
         engram_settings=engram,
         facts=facts,

@@ -23,7 +23,7 @@ class Target:
         return self.lane.n
 
     def rows(self, ids: Sequence[int], logits_from: int | None = 0, want_taps: bool = False, ahead: Sequence[int] = ()) -> Trial:
-        """Forward of len(ids) >= 1 rows at positions n, n + 1, ...; drops an open trial. ahead: see `TrunkV41.forward`.
+        """Forward of len(ids) >= 1 rows at positions n, n + 1, ...; drops an open trial. ahead: ids that will follow, for read-ahead.
 
         More than `roll` rows overwrite what a rollback would need: such a trial can only be committed whole. When building the
         forward fails (a table row cannot be read), the lane is as it was before the call; when the device fails while computing,

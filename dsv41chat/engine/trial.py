@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,4 +39,8 @@ class Trunk(Protocol):
 
     def new_lane(self) -> Lane: ...
 
-    def forward(self, lane: Lane, ids: list[int], start: int, logits_from: int | None = 0, want_taps: bool = False) -> Trial: ...
+    def prefetch(self, known: list[int], position: int, ids: Sequence[int]) -> None: ...
+
+    def forward(
+        self, lane: Lane, ids: list[int], start: int, logits_from: int | None = 0, want_taps: bool = False, ahead: Sequence[int] = ()
+    ) -> Trial: ...

@@ -7,6 +7,7 @@ not depend on which rows share its call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -91,10 +92,16 @@ class TrunkV4:
     def new_lane(self) -> Lane:
         return Lane(self.lane_specs(), self.config.roll_rows)
 
-    def forward(self, lane: Lane, ids: list[int], start: int, logits_from: int | None = 0, want_taps: bool = False) -> Trial:
+    def prefetch(self, known: list[int], position: int, ids: Sequence[int]) -> None:
+        """Nothing: this family reads no tables."""
+
+    def forward(
+        self, lane: Lane, ids: list[int], start: int, logits_from: int | None = 0, want_taps: bool = False, ahead: Sequence[int] = ()
+    ) -> Trial:
         """Rows of `ids` at positions start.. of `lane`, whose ids before `start` are the history.
 
-        logits_from: first row whose logits are wanted, None for none. Builds the graph only; `Target.rows` evaluates it.
+        logits_from: first row whose logits are wanted, None for none. ahead: not used by this family.
+        Builds the graph; `Target.rows` evaluates it.
         """
         c, ids = self.config, np.asarray(ids, np.int64)
         rows = RowsV4(ids, start, c.sliding_window, c.ring_rows, self.frequencies)

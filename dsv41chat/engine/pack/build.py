@@ -21,13 +21,13 @@ from dsv41chat.engine.engram.table import EngramSettings, TableRef, TableSpec, f
 from dsv41chat.engine.engram.token_map import load_token_map
 from dsv41chat.engine.errors import Cancelled, PackUnsupported
 from dsv41chat.engine.events import Loading
+from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.pack.dialects import release_tensors
 from dsv41chat.engine.pack.index import PackIndex, TensorRef, open_index
 from dsv41chat.engine.pack.names import Expected, check_names, expected_v41, scale_name
 from dsv41chat.engine.pack.names_v4 import expected_v4, ignored_v4
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan, build_plan
-from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.trunk_v4 import LayerV4, TrunkV4
 from dsv41chat.engine.trunk_v41 import Layer, TrunkV41
 
