@@ -49,9 +49,8 @@ def probe_pack(folder: str | Path) -> PackInfo:
     total = sum(path.stat().st_size for path in pack.index.files)
     tokenizer = (pack.folder / "tokenizer.json").is_file()
     weights, tables, context = pack.weight_bytes, pack.table_bytes, pack.config.max_position_embeddings
-    return PackInfo(
-        pack.folder.resolve().name, pack.folder, pack.config.family, pack.fingerprint, total, weights, tables, context, pack.drafter, tokenizer, pack.notes
-    )
+    name, family = pack.folder.resolve().name, pack.config.family
+    return PackInfo(name, pack.folder, family, pack.fingerprint, total, weights, tables, context, pack.drafter, tokenizer, pack.notes)
 
 
 class Engine:

@@ -65,7 +65,8 @@ def release_tensors(tensors: dict[str, TensorRef]) -> dict[str, TensorRef]:
         parts = _split_gate_up(name, ref) if name.endswith(".experts.gate_up_proj") else {name: ref}
         for key, part in parts.items():
             if key in out:
-                raise PackDamaged(f"{original} and {out[key].name} are two names for {key}", "the build holds tensors of two layouts; convert it again")
+                words = f"{original} and {out[key].name} are two names for {key}"
+                raise PackDamaged(words, "the build holds tensors of two layouts; convert it again")
             if key.endswith(".attn.wo_a.weight") and len(part.shape) == 3:
                 part = replace(part, shape=(part.shape[0] * part.shape[1], part.shape[2]))
             out[key] = part
