@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsv41chat.store import records
-from dsv41chat.store.errors import NotFound, StoreError
+from dsv41chat.store.errors import NotFound, StoreClosed, StoreError
 from dsv41chat.store.part import Part
 from dsv41chat.store.records import Message
 from dsv41chat.store.tree import insert_message
@@ -56,11 +56,17 @@ class AnswerWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if not self.finished:
+        if self.finished:
+            return
+        try:
             if self.produced:
                 self.finish("interrupted" if kind is None else "error")
             else:
                 self.discard()
+        except StoreError:
+            # The exception that ended the block says more than this one; `failure` keeps this one.
+            if kind is None:
+                raise
 
     @property
     def produced(self) -> bool:
@@ -70,10 +76,12 @@ class AnswerWriter:
     def update(self, text: str, thinking: str = "", reasoning_ids: Sequence[int] = (), body_ids: Sequence[int] = ()) -> None:
         """Everything generated so far. Cheap, never waits, never raises StoreError (see `failure`).
 
-        The id sequences are not copied: they may grow afterwards, but what they hold now must stay.
+        The id sequences are not copied: they may grow afterwards, but what they hold now must stay. After the store was closed nothing
+        happens: its close() has finished the answer.
         """
-        if self.finished:
-            raise ValueError("the answer is finished")
+        if self.finished and self._store.closed:
+            return
+        self._require_open()
         with self._state_lock:
             self._text, self._thinking = text, thinking
             self._reasoning = (reasoning_ids, len(reasoning_ids))
@@ -105,7 +113,7 @@ class AnswerWriter:
         if self.waiting and self.due_in() <= 0.0:
             try:
                 self.checkpoint()
-            except StoreError:
+            except (StoreError, TypeError, ValueError):
                 # Kept in `failure`; the front end shows it, finish() raises it.
                 return
 
@@ -132,9 +140,8 @@ class AnswerWriter:
         """
         if state not in records.STATES or state == "running":
             raise ValueError(f"an answer cannot end in state {state!r}")
-        if self.finished:
-            raise ValueError("the answer is finished")
         with self._write_lock:
+            self._require_open()
             with self._state_lock:
                 self._text = self._text if text is None else text
                 self._thinking = self._thinking if thinking is None else thinking
@@ -152,9 +159,8 @@ class AnswerWriter:
 
     def discard(self) -> None:
         """Nothing was generated: no answer remains, and the leaf is the question again. Raises StoreError."""
-        if self.finished:
-            raise ValueError("the answer is finished")
         with self._write_lock:
+            self._require_open()
             if self._stored:
                 with self._store.db.write() as db:
                     db.execute("DELETE FROM messages WHERE id = ?", [self.id])
@@ -164,6 +170,10 @@ class AnswerWriter:
             self._end()
 
     # -- parts
+
+    def _require_open(self) -> None:
+        if self.finished:
+            raise StoreClosed("the store is closed") if self._store.closed else ValueError("the answer is finished")
 
     def _tokens(self) -> int:
         return self._reasoning[1] + self._body[1]
@@ -177,30 +187,35 @@ class AnswerWriter:
             text, thinking, reasoning, body = self._text, self._thinking, self._reasoning, self._body
             self._dirty = False
         self._attempted, self._last_write, self._last_tokens = True, self._monotonic(), reasoning[1] + body[1]
-        now = self._store.clock()
-        columns |= {
-            "text": records.storable(text),
-            "thinking": records.storable(thinking),
-            "reasoning_ids": records.pack_ids(reasoning[0][: reasoning[1]]),
-            "body_ids": records.pack_ids(body[0][: body[1]]),
-            "updated": now,
-        }
         try:
-            with self._store.db.write() as db:
-                if self._stored:
-                    # Whatever state another process gave the row in the belief that this one was dead: this one writes it.
-                    names = ", ".join(f"{name} = ?" for name in columns)
-                    if db.execute(f"UPDATE messages SET {names} WHERE id = ?", [*columns.values(), self.id]).rowcount == 0:
-                        raise NotFound(f"message {self.id!r} was removed while it was written", "the text is still on the screen; copy or export it")
-                    db.execute("UPDATE conversations SET updated = ? WHERE id = ?", [now, self.conversation_id])
-                else:
-                    insert_message(db, self._row | columns)
-        except StoreError as error:
-            self.failure = error
+            self._write_row(
+                columns
+                | {
+                    "text": records.storable(text),
+                    "thinking": records.storable(thinking),
+                    "reasoning_ids": records.pack_ids(reasoning[0][: reasoning[1]]),
+                    "body_ids": records.pack_ids(body[0][: body[1]]),
+                    "updated": self._store.clock(),
+                }
+            )
+        except BaseException as error:
             self._dirty = True
+            # Ids that are none raise ValueError in the thread that gave them; the keeper, which must live on, reads it here.
+            self.failure = error if isinstance(error, StoreError) else StoreError(f"the answer cannot be stored: {error}")
             raise
         self._stored = True
         self.failure = None
+
+    def _write_row(self, columns: dict[str, Any]) -> None:
+        with self._store.db.write() as db:
+            if not self._stored:
+                insert_message(db, self._row | columns)
+                return
+            # Whatever state another process gave the row in the belief that this one was dead: this one writes it.
+            names = ", ".join(f"{name} = ?" for name in columns)
+            if db.execute(f"UPDATE messages SET {names} WHERE id = ?", [*columns.values(), self.id]).rowcount == 0:
+                raise NotFound(f"message {self.id!r} was removed while it was written", "the text is still on the screen; copy or export it")
+            db.execute("UPDATE conversations SET updated = ? WHERE id = ?", [columns["updated"], self.conversation_id])
 
 
 class Answers(Part):

@@ -14,6 +14,7 @@ from dsv41chat.store.titles import title_of
 
 MIN_PREFIX = 4
 DAY_S = 86_400.0
+MERGE_PAGES = 2000  # of the index per step of a purge, some tens of milliseconds
 _ORDERS = {
     "recent": "c.updated DESC",
     "title": "c.title COLLATE NOCASE",
@@ -142,7 +143,10 @@ class Conversations(Part):
         self._set(conversation_id, "deleted", None)
 
     def purge(self, *conversation_ids: str) -> None:
-        """Remove conversations for good, and their text from the file: pages and index entries are overwritten."""
+        """Remove conversations for good, and their text from the file: pages and index entries are overwritten.
+
+        Takes seconds when there are very many other messages; others may write meanwhile. Raises as `delete`.
+        """
         if not conversation_ids:
             return
         with self.db.write() as db:
@@ -150,8 +154,7 @@ class Conversations(Part):
                 self._require_writable(conversation_id)
                 db.execute("DELETE FROM messages WHERE conversation_id = ?", [conversation_id])
                 db.execute("DELETE FROM conversations WHERE id = ?", [conversation_id])
-            # The index only marks words of deleted rows; merging it into one piece drops them.
-            db.execute("INSERT INTO messages_fts(messages_fts) VALUES ('optimize')")
+        self._merge_index()
         with self.db.read() as db:
             # Old pages live on in the write-ahead log until it is emptied. A reader in another process may prevent that
             # now; the next checkpoint does it then.
@@ -182,6 +185,18 @@ class Conversations(Part):
         with self.db.write() as db:
             self._require_conversation(conversation_id)
             db.execute(f"UPDATE conversations SET {column} = ? WHERE id = ?", [value, conversation_id])
+
+    def _merge_index(self) -> None:
+        # The index only marks words of deleted rows; merging it into one piece drops them. Done in steps, so that no other
+        # process waits long. The first step (negative) decides what is merged; a step that changes less than 2 rows was the last.
+        pages = -MERGE_PAGES
+        while True:
+            with self.db.write() as db:
+                before = db.conn.total_changes
+                db.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('merge', ?)", [pages])
+                if db.conn.total_changes - before < 2:
+                    return
+            pages = MERGE_PAGES
 
     def _automatic_title(self, conversation_id: str) -> str:
         row = self._row("SELECT text FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY seq LIMIT 1", [conversation_id])

@@ -20,7 +20,7 @@ from pathlib import Path
 from sqlite_utils import Database
 
 from dsv41chat.store import files
-from dsv41chat.store.errors import StoreClosed, StoreReadOnly, translated
+from dsv41chat.store.errors import StoreClosed, StoreReadOnly, primary_code, translated
 from dsv41chat.store.migrations import CHAT, check_known
 
 BUSY_S = 5.0  # how long a statement waits for another process before StoreBusy
@@ -161,7 +161,7 @@ class Connections:
         try:
             return self._probe()
         except sqlite3.OperationalError as error:
-            if (error.sqlite_errorcode & 0xFF) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            if primary_code(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
         if not wal.exists() or wal.stat().st_size == 0:
             self._uri += "&immutable=1"
@@ -192,7 +192,7 @@ class Connections:
                 db.conn.execute("PRAGMA journal_mode=WAL").fetchone()
                 return
             except sqlite3.OperationalError as error:
-                if (error.sqlite_errorcode & 0xFF) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
 

@@ -90,6 +90,12 @@ class QueueFull(StoreError):
     code = "usage"
 
 
+def primary_code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code; 0 for errors of Python's own module."""
+    # An extended code keeps the primary one in its low byte.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -107,8 +113,7 @@ def from_os(error: OSError, path: Path) -> StoreError:
 def from_sqlite(error: sqlite3.Error, path: Path | None) -> StoreError:
     """The store's name for a SQLite error in the database at `path` (None: in memory)."""
     where = path if path is not None else "the database in memory"
-    # The extended code keeps the primary one in its low byte.
-    primary = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    primary = primary_code(error)
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreBusy(f"{where} is locked by another process", "close the other program, then try again")
     if primary == sqlite3.SQLITE_FULL:

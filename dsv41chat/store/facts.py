@@ -10,7 +10,10 @@ from dsv41chat.store.errors import StoreError
 
 
 class Facts(MutableMapping[str, str]):
-    """Text by key. A verdict that cannot be written is kept for this run: a full disk must not end a turn that could go on."""
+    """Text by key. Never raises StoreError: a full disk must not end a turn that could go on.
+
+    A verdict that cannot be written is kept for this run, one that cannot be read counts as absent.
+    """
 
     def __init__(self, db: Connections, clock: Callable[[], float]):
         self._db = db
@@ -41,14 +44,17 @@ class Facts(MutableMapping[str, str]):
         return len(self._all())
 
     def _stored(self, key: str) -> str | None:
-        with self._db.read() as db:
-            for row in db.query("SELECT value FROM facts WHERE key = ?", [key]):
-                return row["value"]
-        return None
+        return next((row["value"] for row in self._read("SELECT value FROM facts WHERE key = ?", key)), None)
+
+    def _read(self, sql: str, *params: str) -> list[dict[str, str]]:
+        try:
+            with self._db.read() as db:
+                return list(db.query(sql, params))
+        except StoreError:
+            return []
 
     def _all(self) -> dict[str, str]:
-        with self._db.read() as db:
-            stored: dict[str, str | None] = {row["key"]: row["value"] for row in db.query("SELECT key, value FROM facts ORDER BY key")}
+        stored: dict[str, str | None] = {row["key"]: row["value"] for row in self._read("SELECT key, value FROM facts ORDER BY key")}
         with self._lock:
             stored |= self._unwritten
         return {key: value for key, value in stored.items() if value is not None}

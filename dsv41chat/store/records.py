@@ -64,24 +64,24 @@ class ConversationSummary:
 class Message:
     """A node of the tree. state: one of STATES; finish: why an answer ended; meta: whatever else the turn keeps."""
 
-    seq: int
     id: str
     conversation_id: str
     parent_id: str | None
     role: str
     text: str
-    thinking: str
-    state: str
-    finish: str | None
-    build_name: str | None
-    build_fingerprint: str | None
-    params: dict[str, Any] | None
-    usage: dict[str, Any] | None
-    timing: dict[str, Any] | None
-    meta: dict[str, Any] | None
-    ids_hash: str | None
-    created: float
-    updated: float
+    thinking: str = ""
+    state: str = "complete"
+    finish: str | None = None
+    build_name: str | None = None
+    build_fingerprint: str | None = None
+    params: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+    timing: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = None
+    ids_hash: str | None = None
+    created: float = 0.0
+    updated: float = 0.0
+    seq: int = 0  # order of arrival in its store
     ids_blob: bytes | None = field(default=None, repr=False)
     reasoning_blob: bytes | None = field(default=None, repr=False)
     body_blob: bytes | None = field(default=None, repr=False)

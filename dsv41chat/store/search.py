@@ -18,6 +18,7 @@ PREFIX_LENGTH = 3  # a shorter beginning of a word would match nearly everything
 SLICE_ROWS = 2000
 EXCERPT_CHARS = 120
 
+_LAST_RUN = re.compile(r"[^\W_]*\Z")
 _CJK = re.compile(
     "[\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3040-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
     "\uff66-\uffdc\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
@@ -63,8 +64,8 @@ def match_query(query: str) -> str | None:
     if not words or is_cjk(query) or not all(any(map(str.isalnum, word)) for word in words):
         return None
     quoted = ['"' + word.replace('"', '""') + '"' for word in words]
-    # A space after the last word says that it is complete; punctuation at its end does too.
-    if len(words[-1]) >= PREFIX_LENGTH and query[-1].isalnum():
+    # A space or punctuation after the last word says that it is complete.
+    if len(_LAST_RUN.search(query)[0]) >= PREFIX_LENGTH:
         quoted[-1] += "*"
     return " ".join(quoted)
 

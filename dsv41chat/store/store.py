@@ -54,7 +54,7 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
         self.builds = Builds(db, clock)
         self.facts = Facts(db, clock)
         self._keeper = Keeper(self.locks, monotonic, background)
-        self._closed = False
+        self.closed = False
         self.recovered = () if db.readonly else self.locks.bury()
 
     @classmethod
@@ -96,14 +96,14 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
 
     def close(self) -> None:
         """Write what is unwritten, as interrupted; give up the locks; close. Never raises for a disk that refuses."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._keeper.stop()
         for writer in self._keeper.writers:
             try:
                 writer.__exit__(None)
-            except StoreError:
+            except (StoreError, TypeError, ValueError):
                 # The last checkpoint stands; the next start finds it running and owned by nobody.
                 continue
         try:

@@ -68,7 +68,11 @@ class Tree(Part):
             if queue_id is not None:
                 db.execute("DELETE FROM queue WHERE id = ?", [queue_id])
             if clear_draft:
-                db.execute("DELETE FROM drafts WHERE conversation_id = ?", [conversation_id])
+                # The first message of a conversation was typed before there was one.
+                db.execute(
+                    "DELETE FROM drafts WHERE conversation_id = ? OR (conversation_id IS NULL AND rtrim(text, ?) = rtrim(?, ?))",
+                    [conversation_id, " \r\n", text, " \r\n"],
+                )
             if role == "user":
                 db.execute("UPDATE conversations SET title = ? WHERE id = ? AND title = '' AND named = 0", [title_of(text), conversation_id])
             return self.message(message_id)
@@ -178,16 +182,11 @@ class Tree(Part):
 
     def prompt_history(self, conversation_id: str | None = None, limit: int = 200) -> list[str]:
         """User messages newest first, those of `conversation_id` before all others, each text once."""
-        rows = self._rows(
-            """
-            SELECT text FROM (
-              SELECT text, max(seq) AS newest, max(conversation_id IS ?) AS own FROM messages
-              WHERE role = 'user' AND conversation_id IN (SELECT id FROM conversations WHERE deleted IS NULL) GROUP BY text
-            ) ORDER BY own DESC, newest DESC LIMIT ?
-            """,
-            [conversation_id, limit],
-        )
-        return [row["text"] for row in rows]
+        newest = "m.role = 'user' ORDER BY m.seq DESC LIMIT ?"
+        own = self._rows(f"SELECT m.text FROM messages m WHERE m.conversation_id = ? AND {newest}", [conversation_id, limit])
+        alive = "messages m JOIN conversations c ON c.id = m.conversation_id WHERE c.deleted IS NULL"
+        others = self._rows(f"SELECT m.text FROM {alive} AND {newest}", [limit])
+        return list(dict.fromkeys(row["text"] for row in own + others))[:limit]
 
     def fork(self, conversation_id: str, leaf_id: str | None = None, title: str | None = None) -> Conversation:
         """Copy the branch that ends in `leaf_id` (default: the one on screen) into a new conversation with the same settings."""
