@@ -120,7 +120,7 @@ class Connections:
     # -- open
 
     def _open_memory(self) -> None:
-        self._shared = self._connect()
+        self._shared = self._connect(":memory:")
         CHAT.apply(self._shared.db)
 
     def _open_file(self, path: Path) -> None:
@@ -196,9 +196,7 @@ class Connections:
                     raise
                 time.sleep(0.02)
 
-    def _connect(self, target: str | None = None) -> _Link:
-        if target is None:
-            target = self._uri or (str(self.path) if self.path is not None else ":memory:")
+    def _connect(self, target: str) -> _Link:
         # isolation_level None: a transaction begins where this module says so and nowhere else.
         conn = sqlite3.connect(
             target, timeout=self._busy_s, isolation_level=None, check_same_thread=False, uri=target.startswith("file:")
@@ -219,5 +217,5 @@ class Connections:
             return self._shared
         link = getattr(self._local, "link", None)
         if link is None:
-            link = self._local.link = self._connect()
+            link = self._local.link = self._connect(self._uri or str(self.path))
         return link

@@ -245,11 +245,11 @@ def test_two_threads_and_a_keeper(data_dir):
 
         def work():
             try:
-                for _ in range(5):
+                for _ in range(3):
                     with store.begin_answer(conversation.id, question.id, "nano", "f", {}) as writer:
-                        for number in range(300):
+                        for number in range(100):
                             writer.update("x" * number, "", [], range(number))
-                        writer.finish("complete", "stop", ids=range(300))
+                        writer.finish("complete", "stop", ids=range(100))
                     store.facts["k"] = "v"
             except BaseException as error:
                 failures.append(error)
@@ -267,7 +267,7 @@ def test_two_threads_and_a_keeper(data_dir):
             store.search("xxx")
         thread.join()
         assert not failures
-        assert [m.ids_hash for m in store.children(question.id)] == [hash_ids(range(300))] * 5
+        assert [m.ids_hash for m in store.children(question.id)] == [hash_ids(range(100))] * 3
         assert store.conversation(conversation.id).title == f"title {number}"
 
 
