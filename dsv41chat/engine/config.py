@@ -204,7 +204,10 @@ def parse_v41(outer: dict[str, Any], source: str = "config.json") -> V41Config:
             ).split()
         },
         **{name: f.number(name, int, 0) for name in ("candidate_source_layer_id", "bos_token_id", "eos_token_id", "image_token_id")},
-        **{name: f.number(name, float) for name in ("rms_norm_eps", "swiglu_limit", "routed_scaling_factor", "rope_theta", "compress_rope_theta", "hc_eps")},
+        **{
+            name: f.number(name, float)
+            for name in "rms_norm_eps swiglu_limit routed_scaling_factor rope_theta compress_rope_theta hc_eps".split()
+        },
         **{name: f.integers(name) for name in ("compress_ratios", "kv_source_layer_ids", "index_source_layer_ids")},
         scoring_func=f.raw("scoring_func"),
         gate_temp=f.number("gate_temp", float) if "gate_temp" in f.values else 1.0,
@@ -228,7 +231,8 @@ def parse_yarn(f: Fields) -> Yarn:
     if kind != "yarn":
         raise PackUnsupported(f"{f.source}: $.rope_scaling.rope_type is {kind!r}, expected 'yarn'")
     g = Fields(scaling, f"{f.source} $.rope_scaling")
-    return Yarn(g.number("factor", float, 1), g.number("beta_fast", float), g.number("beta_slow", float), g.number("original_max_position_embeddings", int, 1))
+    original = g.number("original_max_position_embeddings", int, 1)
+    return Yarn(g.number("factor", float, 1), g.number("beta_fast", float), g.number("beta_slow", float), original)
 
 
 def _parse_engram(f: Fields) -> EngramConfig | None:
@@ -279,7 +283,8 @@ def _validate(c: V41Config, f: Fields) -> None:
     if c.num_experts_per_tok > c.n_routed_experts:
         refuse("num_experts_per_tok", c.num_experts_per_tok, f"at most {c.n_routed_experts}")
     if c.candidate_topk_blocks * c.candidate_block_size < c.index_topk:
-        refuse("candidate_topk_blocks", c.candidate_topk_blocks, f"at least index_topk / candidate_block_size = {c.index_topk / c.candidate_block_size:g}")
+        least = -(-c.index_topk // c.candidate_block_size)
+        refuse("candidate_topk_blocks", c.candidate_topk_blocks, f"at least index_topk / candidate_block_size = {least}")
     if c.engram and any(not 0 <= i < c.num_hidden_layers for i in c.engram.layer_ids):
         refuse("engram_layer_ids", list(c.engram.layer_ids), f"layers of 0..{c.num_hidden_layers - 1}")
     if c.engram and (c.engram.head_dim % 32 or c.engram.max_ngram < 2):

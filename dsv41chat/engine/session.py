@@ -51,7 +51,8 @@ class Session:
         with finish `cancelled`. Raises ContextFull before any work, and EngineError with the lane at its last commit.
         """
         if self.engine.tokenizer is None:
-            raise PackIncomplete(f"{self.engine.name} has no tokenizer.json: it can be verified, not talked to", "copy tokenizer.json into the build's folder")
+            words = f"{self.engine.name} has no tokenizer.json: it can be verified, not talked to"
+            raise PackIncomplete(words, "copy tokenizer.json into the build's folder")
         room = self.engine.context_limit - len(prompt.ids)
         if room < 1:
             raise ContextFull(
@@ -88,6 +89,7 @@ class _Turn:
         self.rounds = self.proposed = self.accepted = 0
         self.by_depth: list[list[int]] = []
         self.prefill_s = self.first_token_s = 0.0
+        self.first_tokens = 0
 
     def run(self) -> Iterator[Event]:
         began = time.perf_counter()
@@ -95,14 +97,13 @@ class _Turn:
         yield self.residency
         self.tables_before = self.session.engine.table_counters()
         finish = yield from self._prefill(began)
-        decode_began = time.perf_counter()
-        self.prefill_s = decode_began - began
+        self.prefill_s = time.perf_counter() - began
         yield from self._residency_change()
         if finish is None:
             finish = yield from self._decode(began)
         self.answer.finish(finish)
         yield from self.answer.take()
-        yield self._done(finish, time.perf_counter() - decode_began)
+        yield self._done(finish, time.perf_counter() - began - self.prefill_s)
 
     def _residency_change(self) -> Iterator[Event]:
         """Residency again when a table has turned cold or warm."""
@@ -151,7 +152,9 @@ class _Turn:
             if result is None:
                 return "cancelled"
             if not self.rounds:
-                self.first_token_s = time.perf_counter() - began
+                # The prompt's last id runs in this round, so prefill ends here.
+                self.first_tokens = len(result.emitted)
+                self.prefill_s = self.first_token_s = time.perf_counter() - began
             self._count(result)
             pending, ended = result.emitted[-1], result.ended
             yield from answer.take()
@@ -191,7 +194,7 @@ class _Turn:
             "first_token_s": self.first_token_s,
             "decode_s": decode_s,
             "prefill_tok_s": prefilled / max(self.prefill_s, 1e-9),
-            "decode_tok_s": emitted / max(decode_s, 1e-9),
+            "decode_tok_s": (emitted - self.first_tokens) / max(decode_s, 1e-9),
         }
         draft = {"mode": str(self.mode), "rounds": self.rounds, "proposed": self.proposed, "accepted": self.accepted, "by_depth": self.by_depth}
         after = engine.table_counters()

@@ -64,7 +64,8 @@ def read_header(path: Path) -> dict[str, TensorRef]:
             raise PackDamaged(f"{path.name} has {size} bytes, too few for a safetensors header", "download the file again")
         length = struct.unpack("<Q", head)[0]
         if length > _MAX_HEADER_BYTES or 8 + length > size:
-            raise PackDamaged(f"{path.name} announces a header of {length:,} bytes in a file of {size:,}", "the file is cut or not a safetensors file")
+            words = f"{path.name} announces a header of {length:,} bytes in a file of {size:,}"
+            raise PackDamaged(words, "the file is cut or not a safetensors file; download it again")
         raw = f.read(length)
     try:
         header = json.loads(raw)

@@ -126,7 +126,11 @@ def check_names(
             unexpected.append(name)
     missing = [n for n in expected if n not in tensors]
     if missing or unexpected:
-        words = [f"{len(some)} tensors {what}: {', '.join(sorted(some)[:8])}" for what, some in (("missing", missing), ("unexpected", unexpected)) if some]
+        words = [
+            f"{len(names)} tensors {what}: {', '.join(sorted(names)[:8])}"
+            for what, names in (("missing", missing), ("unexpected", unexpected))
+            if names
+        ]
         raise PackIncomplete("; ".join(words), "the build does not match its config.json; copy or convert it again")
     for name, want in expected.items():
         _check_tensor(tensors, name, want, block)

@@ -29,7 +29,8 @@ def scale_bytes(scale: TensorRef) -> np.ndarray:
     """uint8 [rows, columns] of a scale tensor. Raises PackDamaged when it holds a NaN."""
     raw = np.array(scale.bytes())
     if (raw == 255).any():
-        raise PackDamaged(f"{scale.name} holds the byte 255, which is NaN (file {scale.file.name}, offset {scale.offset:,})", "download the file again")
+        where = f"file {scale.file.name}, offset {scale.offset:,}"
+        raise PackDamaged(f"{scale.name} holds the byte 255, which is NaN ({where})", "download the file again")
     return raw
 
 

@@ -58,7 +58,8 @@ class WeightSource:
         if self.packed and all(scale is not None for _, scale in parts):
             words = [repack(ref, scale) for ref, scale in parts]
             if len({mode for _, _, mode in words}) == 1:
-                return QuantizedExpertLinear(mx.stack([w for w, _, _ in words]), mx.stack([s for _, s, _ in words]), words[0][2], self.dtype, self.round_inputs)
+                weight, scales = mx.stack([w for w, _, _ in words]), mx.stack([s for _, s, _ in words])
+                return QuantizedExpertLinear(weight, scales, words[0][2], self.dtype, self.round_inputs)
         return self._experts(np.stack([decode(ref, scale) for ref, scale in parts]))
 
     def _experts(self, stacked: np.ndarray) -> ExpertLinear:

@@ -1,0 +1,76 @@
+"""Numbers out of bytes: value tables, fp8 and fp4 blocks, table rows, and which shard owns a tensor."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from dsv41chat.engine.errors import PackDamaged
+from dsv41chat.engine.nn.linear import BITS
+from dsv41chat.engine.pack.index import TensorRef, open_index, read_header
+from dsv41chat.engine.pack.names import scale_block
+from dsv41chat.engine.pack.release import E2M1, E4M3, decode, repack, ue8m0
+from tests.v41 import DATA, golden
+
+CHECKPOINTS = DATA / "checkpoints"
+
+
+def test_value_tables():
+    g = golden("checkpoints/byte_tables.safetensors")
+    np.testing.assert_array_equal(E4M3, g["e4m3.expected"])
+    np.testing.assert_array_equal(ue8m0(np.arange(255, dtype=np.uint8)), g["e8m0.expected"])
+    np.testing.assert_array_equal(E2M1, g["e2m1.expected"])
+
+
+@pytest.mark.parametrize("block", [32, 128])
+def test_fp8_blocks(block):
+    path = CHECKPOINTS / f"fp8_block{block}.safetensors"
+    refs, want = read_header(path), golden(f"checkpoints/fp8_block{block}.safetensors")["expected"]
+    weight, scale = refs["layers.0.attn.wq_a.weight"], refs["layers.0.attn.wq_a.scale"]
+    assert scale_block(weight, scale) == block
+    np.testing.assert_array_equal(decode(weight, scale), want)
+    packed, scales, mode = repack(weight, scale)
+    again = mx.dequantize(packed, scales, group_size=32, bits=BITS[mode], mode=mode, dtype=mx.float32)
+    np.testing.assert_array_equal(np.array(again), want)
+
+
+def test_fp4_experts():
+    refs, want = read_header(CHECKPOINTS / "fp4_experts.safetensors"), golden("checkpoints/fp4_experts.safetensors")
+    for e in range(3):
+        weight, scale = (refs[f"layers.0.ffn.experts.{e}.w1.{part}"] for part in ("weight", "scale"))
+        np.testing.assert_array_equal(decode(weight, scale), want[f"expected.{e}"])
+        packed, scales, mode = repack(weight, scale)
+        again = mx.dequantize(packed, scales, group_size=32, bits=BITS[mode], mode=mode, dtype=mx.float32)
+        np.testing.assert_array_equal(np.array(again), want[f"expected.{e}"])
+
+
+def test_native_packing():
+    refs, want = read_header(DATA / "v41/native_packing.safetensors"), golden("v41/native_packing.safetensors")
+    for kind in ("fp8", "fp4"):
+        np.testing.assert_array_equal(decode(refs[f"{kind}.weight"], refs[f"{kind}.scale"]), want[f"{kind}.expected"])
+
+
+def test_a_nan_scale_is_refused(tmp_path):
+    refs = read_header(DATA / "v41/native_packing.safetensors")
+    raw = bytearray((DATA / "v41/native_packing.safetensors").read_bytes())
+    scale = refs["fp8.scale"]
+    raw[scale.offset] = 255
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(raw)
+    refs = read_header(path)
+    with pytest.raises(PackDamaged, match="fp8.scale holds the byte 255"):
+        decode(refs["fp8.weight"], refs["fp8.scale"])
+
+
+def test_the_index_owns_duplicates():
+    index = open_index(CHECKPOINTS / "dup_index")
+    a = decode(index.tensors["a"], None)
+    np.testing.assert_array_equal(a, np.zeros_like(a))
+    assert index.notes
+
+
+def test_scales_must_fit_their_weight():
+    weight = TensorRef("w.weight", DATA, "F8_E4M3", (70, 96), 0, 70 * 96)
+    with pytest.raises(PackDamaged, match="does not fit"):
+        scale_block(weight, TensorRef("w.scale", DATA, "F8_E8M0", (5, 3), 0, 15))
