@@ -115,7 +115,7 @@ def test_interleaved_equals_alone(case):
         trial = target.rows(mine[target.n : target.n + step])
         got.append(np.array(trial.logits))
         target.commit(trial, step)
-    for target, _, expected, got in sessions:
+    for _, _, expected, got in sessions:
         np.testing.assert_array_equal(np.concatenate(got), expected)
     assert lane_bits(sessions[0][0]) == lane
 

@@ -198,7 +198,8 @@ def test_flat_and_inference_names_read_the_same(pack, short_golden):
     flat.pop("text_config")
     (pack / "config.json").write_text(json.dumps(flat))
     assert probe_pack(pack).context == want.context
-    for ours, theirs in {"hidden_size": "dim", "sliding_window": "window_size", "num_hidden_layers": "n_layers", "scoring_func": "score_func"}.items():
+    renamed = {"hidden_size": "dim", "sliding_window": "window_size", "num_hidden_layers": "n_layers", "scoring_func": "score_func"}
+    for ours, theirs in renamed.items():
         flat[theirs] = flat.pop(ours)
     scaling = flat.pop("rope_scaling")
     flat |= {"rope_factor": scaling["factor"], "beta_fast": 32, "beta_slow": 1, "original_seq_len": scaling["original_max_position_embeddings"]}

@@ -12,6 +12,7 @@ from dsv41chat.engine.chat.encode import encode_prompt
 from dsv41chat.engine.chat.messages import Message, RenderOptions
 from dsv41chat.engine.errors import ContextFull, EngramReadError, PackIncomplete, PackUnsupported
 from dsv41chat.engine.events import Done, Piece, Prefill, Residency
+from dsv41chat.engine.nn.engram import Engram
 from dsv41chat.nano import embedded_pack
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=7)
@@ -103,20 +104,19 @@ def test_interleaved_sessions_answer_as_alone(engine):
 
 def test_a_table_that_cannot_be_read_ends_the_turn_at_the_last_commit(engine, monkeypatch):
     session, p = engine.new_session(), prompt(engine, "Hello there, how are you?")
-    tables, calls = type(engine.trunk.tables), iter(range(10**6))
     whole = done(engine.new_session().generate(p, GREEDY, max_tokens=12)).ids
-    values = tables.values
+    step, calls = Engram.__call__, iter(range(10**6))
 
-    def failing(self, slot, rows):
+    def failing(self, h, table_rows, dead):
         if next(calls) >= 9:
             raise EngramReadError("rows.safetensors: read at offset 123 failed")
-        return values(self, slot, rows)
+        return step(self, h, table_rows, dead)
 
-    monkeypatch.setattr(tables, "values", failing)
+    monkeypatch.setattr(Engram, "__call__", failing)
     with pytest.raises(EngramReadError, match="offset 123"):
         list(session.generate(p, GREEDY, max_tokens=12))
     assert len(session.target.lane.ids) == session.target.n
-    monkeypatch.setattr(tables, "values", values)
+    monkeypatch.setattr(Engram, "__call__", step)
     assert done(session.generate(p, GREEDY, max_tokens=12)).ids == whole
 
 
