@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 
 
 class TableCounters:
@@ -13,13 +13,15 @@ class TableCounters:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._numbers: Counter[str] = Counter()
+        self._numbers: defaultdict[str, float] = defaultdict(float)
         self.batches: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
 
     def add(self, **amounts: float) -> None:
         with self._lock:
-            self._numbers.update(amounts)
+            numbers = self._numbers
+            for name, amount in amounts.items():
+                numbers[name] += amount
 
     def batch(self, path: str) -> None:
         with self._lock:

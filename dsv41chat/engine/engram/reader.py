@@ -83,13 +83,11 @@ class EngramReader:
 
     def _load_regions(self) -> None:
         if self.settings.mode == "resident":
-            wanted = [region for table in self.tables for region in table.regions]
+            for table in self.tables:
+                table.load(table.regions)
         elif self._scales_resident():
-            wanted = [region for table in self.tables for region in table.regions[1:]]
-        else:
-            wanted = []
-        for region in wanted:
-            region.load()
+            for table in self.tables:
+                table.load(table.regions[1:])
 
     def _scales_resident(self) -> bool:
         if self.settings.scales != "auto":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -184,19 +185,24 @@ class Table:
         self.format: RowFormat = row_format(spec)
         self.regions = [Region(spec.name, ref, files[ref.file]) for ref in spec.regions]
 
-    @property
-    def row_bytes(self) -> int:
-        return sum(region.row_bytes for region in self.regions)
+    def load(self, regions: list[Region]) -> None:
+        """Copy regions of this table into memory; before the first row is asked for."""
+        for region in regions:
+            region.load()
 
     @property
     def nbytes(self) -> int:
         return sum(region.nbytes for region in self.regions)
 
-    @property
-    def resident(self) -> bool:
-        return all(region.in_memory for region in self.regions)
+    @cached_property
+    def row_bytes(self) -> int:
+        return sum(region.row_bytes for region in self.regions)
 
-    @property
+    @cached_property
+    def resident(self) -> bool:
+        return not self.disk_regions
+
+    @cached_property
     def disk_regions(self) -> list[Region]:
         return [region for region in self.regions if not region.in_memory]
 

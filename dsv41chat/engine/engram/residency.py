@@ -177,7 +177,6 @@ class TableGovernor:
 
     def took(self, seconds: float) -> None:
         """A warm batch of decode size took this long; one far over the running median asks for a probe at once."""
-        with self._lock:
-            if len(self._durations) >= 8 and seconds > max(SLOW_FLOOR_S, SLOW_FACTOR * statistics.median(self._durations)):
-                self._suspicious = True
-            self._durations.append(seconds)
+        self._durations.append(seconds)
+        if seconds > SLOW_FLOOR_S and len(self._durations) >= 8 and seconds > SLOW_FACTOR * statistics.median(self._durations):
+            self._suspicious = True

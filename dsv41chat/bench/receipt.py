@@ -1,0 +1,51 @@
+"""Receipts: what was measured, with what, as JSON. Nothing in them names a machine, a folder or a person."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+RECEIPTS = Path(__file__).parent / "receipts"
+
+
+def device_name(accelerator: str = "cpu") -> str:
+    """As it stands in a receipt's file name: `linux-x86_64-2cpu`."""
+    return f"{platform.system()}-{platform.machine()}-{os.cpu_count()}{accelerator}".lower()
+
+
+def environment(packages: tuple[str, ...] = ("numpy", "mlx")) -> dict:
+    """Commit and versions. commit is None outside a checkout; dirty: files differ from it."""
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    commit, dirty = _commit()
+    kernel = ".".join(platform.release().split(".")[:2])
+    system = {"system": platform.system(), "release": kernel, "machine": platform.machine(), "cpus": os.cpu_count()}
+    return {"commit": commit, "dirty": dirty, "python": platform.python_version(), "versions": versions, **system}
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
+
+
+def write_receipt(target: Path, what: str, payload: dict, accelerator: str = "cpu") -> Path:
+    """Write `<date>-<what>-<device>.json` into the folder `target`, or to `target` itself when it ends in .json."""
+    if target.suffix != ".json":
+        target.mkdir(parents=True, exist_ok=True)
+        target = target / f"{datetime.date.today().isoformat()}-{what}-{device_name(accelerator)}.json"
+    target.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+    return target
