@@ -37,7 +37,7 @@ class TableFile:
     def __init__(self, folder: Path, rows: int):
         self.path, self.rows, self.pattern = folder / "engram-bench.tables", rows, _pattern()
         self.specs, at = [], START
-        for slot, layer in enumerate((1, 14)):
+        for layer in (1, 14):
             scale = TableRef(self.path, at, "F8_E8M0", (rows, SCALES))
             weight = TableRef(self.path, scale.end, "F8_E4M3", (rows, DIM))
             self.specs.append(TableSpec(f"layers.{layer}.engram", DIM, rows, weight, scale))

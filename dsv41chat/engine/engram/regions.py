@@ -117,12 +117,14 @@ class Region:
         """Rows ids into out (uint8 [n, row_bytes]), through memory, the map, or one read per row."""
         if self.view is None:
             return self._read_rows(self.file.fd, ids, out)
+        if self.in_memory:
+            np.take(self.view, ids, axis=0, out=out, mode="clip")
+            return
         try:
             self.os.take(self.view, ids, out)
         except OSError as error:
             raise read_error(self.name, self.file.path, self.offset + int(ids[0]) * self.row_bytes, str(error)) from error
-        if not self.in_memory:
-            self.file.touched(len(ids))
+        self.file.touched(len(ids))
 
     def take_uncached(self, ids: np.ndarray, out: np.ndarray) -> None:
         """The same bytes without the page cache. Raises Unsupported where there is no such read."""
