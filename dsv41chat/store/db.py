@@ -1,4 +1,4 @@
-"""Connections to chat.db.
+"""Connections to a database file of the store.
 
 Threads: every thread gets a connection of its own, so a long search in one thread never keeps a checkpoint in another waiting.
 A database in memory has one connection, which the threads take in turns. Both are hidden behind `read()` and `write()`.
@@ -18,6 +18,7 @@ from os import W_OK, access
 from pathlib import Path
 
 from sqlite_utils import Database
+from sqlite_utils.migrations import Migrations
 
 from dsv41chat.store import files
 from dsv41chat.store.errors import StoreClosed, StoreReadOnly, primary_code, translated
@@ -43,13 +44,15 @@ class _Link:
 
 
 class Connections:
-    """path: the database file, or None for one in memory. readonly: never writes, never creates a file.
+    """path: the database file, or None for one in memory. migrations: the steps that make its tables.
 
-    busy_s: seconds to wait for another process. Raises StoreReadOnly, StoreBusy, StoreDamaged, StoreNewer, StoreFull.
+    readonly: never writes, never creates a file. busy_s: seconds to wait for another process.
+    Raises StoreReadOnly, StoreBusy, StoreDamaged, StoreNewer, StoreFull.
     """
 
-    def __init__(self, path: Path | None, *, readonly: bool = False, busy_s: float = BUSY_S):
+    def __init__(self, path: Path | None, migrations: Migrations = CHAT, *, readonly: bool = False, busy_s: float = BUSY_S):
         self.path = path
+        self._migrations = migrations
         self.readonly = readonly
         self._busy_s = busy_s
         self._uri: str | None = None  # set when the file is opened in another way than by its path
@@ -121,7 +124,7 @@ class Connections:
 
     def _open_memory(self) -> None:
         self._shared = self._connect(":memory:")
-        CHAT.apply(self._shared.db)
+        self._migrations.apply(self._shared.db)
 
     def _open_file(self, path: Path) -> None:
         files.private_folder(path.parent)
@@ -132,12 +135,12 @@ class Connections:
                 raise StoreReadOnly(f"{place} cannot be written", "choose another folder with --data-dir, or open with --readonly")
         db = self._link().db
         self._enable_wal(db)
-        check_known(db)
-        if CHAT.pending(db):
+        check_known(db, self._migrations)
+        if self._migrations.pending(db):
             with self.write():
                 # Another process may have been faster: look again under the write lock.
-                check_known(db)
-                CHAT.apply(db)
+                check_known(db, self._migrations)
+                self._migrations.apply(db)
 
     def _open_readonly(self, path: Path) -> None:
         if not path.exists():
@@ -145,12 +148,12 @@ class Connections:
             self._open_memory()
             return
         db = self._readable(path)
-        check_known(db)
-        if CHAT.pending(db):
+        check_known(db, self._migrations)
+        if self._migrations.pending(db):
             # An older file in a folder that cannot be written: bring a copy in memory up to date.
             self._shared = self._connect(":memory:")
             db.conn.backup(self._shared.db.conn)
-            CHAT.apply(self._shared.db)
+            self._migrations.apply(self._shared.db)
 
     def _readable(self, path: Path) -> Database:
         """A read-only connection, whatever the rights of the folder are."""

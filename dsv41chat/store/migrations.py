@@ -169,7 +169,7 @@ def facts(db: Database) -> None:
     db.execute("CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL, updated REAL NOT NULL)")
 
 
-def check_known(db: Database, migrations: Migrations = CHAT) -> None:
+def check_known(db: Database, migrations: Migrations) -> None:
     """Raise StoreNewer if the database has steps that `migrations` does not know."""
     # Every step is pending on an empty database.
     known = {step.name for step in migrations.pending(Database(memory=True, execute_plugins=False))}
