@@ -14,6 +14,7 @@ import pytest
 from dsv41chat.engine import rows as rows_module
 from dsv41chat.engine import trunk_v41
 from dsv41chat.engine.nn import attention, indexer, moe
+from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor import Compressor
 from dsv41chat.engine.nn.engram import Engram
 from dsv41chat.engine.nn.indexer import Indexer
@@ -160,8 +161,14 @@ def raw_token_ids(p):
 
 def _sink(value):
     def plant(p):
-        core = attention.attend_rows
-        p.setattr(attention, "attend_rows", lambda q, k, m, sink, scale: core(q, k, m, mx.full(sink.shape, value), scale))
+        load = AttentionWeights.load
+
+        def planted(*args):
+            weights = load(*args)
+            weights.sink = mx.full(weights.sink.shape, value)
+            return weights
+
+        p.setattr(AttentionWeights, "load", planted)
 
     return plant
 
