@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.lane import Lane, RingSpec
+from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.target import Target
 from dsv41chat.engine.trunk_v4 import TrunkV4
 
@@ -105,9 +105,3 @@ def borders(trunk: TrunkV4, length: int) -> list[int]:
     marks = {1, 4, c.sliding_window, c.ring_rows, 4 * c.index_topk, length}
     marks |= {r * k for r in c.compress_ratios if r > 4 for k in range(1, length // r + 1)}
     return sorted({n + d for n in marks for d in (-1, 0, 1, 4) if 0 < n + d <= length})
-
-
-def saved_rows(lane: Lane, kind: str) -> int:
-    """Bytes that `state` keeps of rings or of pools."""
-    rings = [name for name, spec in lane.specs.items() if isinstance(spec, RingSpec)]
-    return sum(v.nbytes for name, v in lane.state().items() if name != "ids" and (name in rings) == (kind == "rings"))
