@@ -47,7 +47,11 @@ def truth(tiny_trunk):
 
 
 def check_states(states, bad):
-    return lambda target: bad.extend((target.n, name) for name in g.differing(g.state_of(target.lane), states[target.n])) if target.n in states else None
+    def check(target):
+        if target.n in states:
+            bad.extend((target.n, name) for name in g.differing(g.state_of(target.lane), states[target.n]))
+
+    return check
 
 
 CUTS = {

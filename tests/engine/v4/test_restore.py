@@ -34,7 +34,9 @@ def test_saved_rows_are_the_minimum(quick_trunk, ids):
     _, target = g.feed(quick_trunk, ids, [131])
     state = target.lane.state()
     shapes = {name: len(v) for name, v in state.items() if name.endswith((".1", ".2", ".5"))}
-    assert shapes == {"window.1": 32, "pool.1": 32, "raw.1": 7, "keys.1": 32, "raw_keys.1": 7, "window.2": 32, "pool.2": 1, "raw.2": 3, "window.5": 32}
+    assert shapes == {
+        "window.1": 32, "pool.1": 32, "raw.1": 7, "keys.1": 32, "raw_keys.1": 7, "window.2": 32, "pool.2": 1, "raw.2": 3, "window.5": 32,
+    }  # fmt: skip
     assert state["raw.1"].dtype == mx.float32 and state["raw.1"].shape[1:] == (2, 64)
 
 
