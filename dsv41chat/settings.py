@@ -15,7 +15,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -226,20 +226,41 @@ class Settings:
         """
         from dsv41chat.ui.turn_events import TurnOptions
 
-        values = {name: KEYS[key].default for name, key in TURN_KEYS.items()}
-        own = dict(conversation.settings or {}) if conversation is not None else {}
-        origin = own.get("origin") or ({"name": build.name, "defaults": dict(build.defaults)} if build is not None else {})
-        if origin and (build is None or build.name == origin.get("name")):
-            values |= _checked(origin.get("defaults") or {})
-        for layer in ("file", "env"):
-            values |= {name: self.layers[layer][key] for name, key in TURN_KEYS.items() if key in self.layers.get(layer, {})}
-        values |= {name: own[name] for name in CONVERSATION_KEYS if own.get(name) is not None}
-        values |= {name: self.layers["flag"][key] for name, key in TURN_KEYS.items() if key in self.layers.get("flag", {})}
-        values |= self.turn
+        values = {name: value for name, (value, _) in self.turn_values(conversation, build).items()}
         if values["max_tokens"] == "auto":
             values["max_tokens"] = None
         names = {f.name for f in fields(TurnOptions)}
         return TurnOptions(**{name: value for name, value in values.items() if name in names})
+
+    def turn_values(self, conversation: Any = None, build: BuildView | None = None) -> dict[str, tuple[Any, str]]:
+        """Every option of a turn as (value, origin). origin: default, build, file, env, conversation or flag."""
+        values = {name: (KEYS[key].default, "default") for name, key in TURN_KEYS.items()}
+        own = dict(conversation.settings or {}) if conversation is not None else {}
+        origin = own.get("origin") or ({"name": build.name, "defaults": dict(build.defaults)} if build is not None else {})
+        if origin and (build is None or build.name == origin.get("name")):
+            values |= {name: (value, "build") for name, value in _checked(origin.get("defaults") or {}).items()}
+        for layer in ("file", "env"):
+            values |= {name: (self.layers[layer][key], layer) for name, key in TURN_KEYS.items() if key in self.layers.get(layer, {})}
+        values |= {name: (own[name], "conversation") for name in CONVERSATION_KEYS if own.get(name) is not None}
+        values |= {name: (self.layers["flag"][key], "flag") for name, key in TURN_KEYS.items() if key in self.layers.get("flag", {})}
+        return values | {name: (value, "flag") for name, value in self.turn.items()}
+
+    def changed(self, name: str, value: Any) -> Settings:
+        """A copy in which the config file sets `name` (typed) and nothing later overrides it; value None: back to the default."""
+        layers = {origin: {key: held for key, held in layer.items() if key != name} for origin, layer in self.layers.items()}
+        if value is not None:
+            layers["file"] = layers.get("file", {}) | {name: value}
+        key = KEYS[name]
+        section = replace(getattr(self, key.section), **{key.field: key.default if value is None else value})
+        frozen = MappingProxyType({origin: MappingProxyType(layer) for origin, layer in layers.items()})
+        return replace(self, **{key.section: section}, layers=frozen)
+
+    def released(self, name: str) -> Settings:
+        """A copy in which the command line no longer fixes the turn option `name`: the user has chosen anew."""
+        key = TURN_KEYS.get(name, "")
+        layers = dict(self.layers) | {"flag": MappingProxyType({k: v for k, v in self.layers.get("flag", {}).items() if k != key})}
+        turn = MappingProxyType({k: v for k, v in self.turn.items() if k != name})
+        return replace(self, layers=MappingProxyType(layers), turn=turn)
 
 
 def _checked(defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.theme import Theme
 
-from dsv41chat.store import StoreError
+from dsv41chat.store import Store, StoreError
 from dsv41chat.ui.keymap import KEYS, clashes
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat import ChatScreen
@@ -54,10 +54,13 @@ class ChatApp(App[int]):
         self.begin = start or AppStart()
         self.build = self.begin.build
         self.readonly = self.begin.readonly or self.store.readonly
-        self.unsaved = ""
-        self.last_conversation: str | None = None
+        self.unsaved = "" if self.store.path is not None else "memory"
+        self._said = ""
+        self._tokenizer: Any = None
+        self._stores: list[Store] = []
         self.user_keys = dict(self.settings.keys)
         self.failure = ""
+        self.mouse_on = self.settings.ui.mouse if self.begin.mouse is None else self.begin.mouse
         self._leaving = False
 
     @property
@@ -94,9 +97,6 @@ class ChatApp(App[int]):
             chat.composer.prompts = list(reversed(await asyncio.to_thread(self.store.prompt_history, None)))
         for text in [*begin.notices, *([begin.backend_missing] if begin.backend_missing else [])]:
             chat.add_notice(text)
-        if not begin.save:
-            self.unsaved = "--no-save"
-            chat.show_header()
         for name, text in begin.attachments:
             chat.composer.insert(chat.composer.add_chip("file", text, name) + " ")
         if begin.prompt:
@@ -132,6 +132,7 @@ class ChatApp(App[int]):
         for screen in self.screen_stack:
             if isinstance(screen, ChatScreen):
                 screen.save_draft()
+                screen.save_view()
                 if screen.pump.running:
                     self.run_worker(self._leave_after(screen, code), group="leave")
                     return
@@ -150,21 +151,20 @@ class ChatApp(App[int]):
     def action_quit_now(self) -> None:
         self.leave()
 
-    def turn_over(self) -> None:
-        """A turn has ended (the screen has shown its end)."""
-
-    def opened(self, conversation_id: str) -> None:
-        self.last_conversation = conversation_id
-
     def not_saved(self, error: StoreError | str) -> None:
-        """The store refused: the conversation goes on, and the header says so until something is stored again."""
+        """Something small (a draft, a view) could not be stored: said once."""
         text = str(error)
-        if self.unsaved != text:
-            self.unsaved = text
+        if self.store.path is not None and self._said != text:
+            self._said = text
             self.notify(visible_line(f"Not saved: {text}"), severity="error", markup=False, timeout=10)
-            for screen in self.screen_stack:
-                if isinstance(screen, ChatScreen):
-                    screen.show_header()
+
+    def use_store(self, store: Store, unsaved: str) -> None:
+        """From now on everything is kept in `store`. unsaved: why that is memory only, empty when it is the disk."""
+        old, self.store = self.store, store
+        self.controller.store = self.host.store = store
+        self.unsaved = unsaved
+        # The caller of run_app closes the store that it opened; those that came later are closed here.
+        self._stores.append(old)
 
     def _handle_exception(self, error: Exception) -> None:
         """A bug: the terminal is restored by the base class; the traceback goes to the log, one paragraph to the user."""
@@ -196,6 +196,31 @@ class ChatApp(App[int]):
         if chat is None or not chat.status.running:
             return ""
         return f"Generation continues: {chat.status.thinking + chat.status.answer} tok"
+
+    def apply_settings(self, settings: Settings) -> None:
+        """From now on these count, for the screen, the turns and the engine's next load."""
+        self.settings = self.controller.settings = self.host.settings = settings
+        self.animation_level = "none" if settings.ui.reduced_motion else "full"
+        wanted = THEMES.get(settings.ui.theme, settings.ui.theme)
+        if wanted in self.available_themes and wanted != self.theme:
+            self.theme = wanted
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text for the build that answers next. Not on the event loop. Raises EngineError."""
+        if self._tokenizer is None:
+            engine = self.host.engine
+            self._tokenizer = engine.tokenizer if engine is not None else self.host.load_tokenizer(self.host.resolve(self.build))
+        return len(self._tokenizer.encode_text(text))
+
+    def toggle_mouse(self) -> bool:
+        """Gives the mouse to the terminal, or takes it back. Returns whether it is the program's now."""
+        self.mouse_on = not self.mouse_on
+        name = "_enable_mouse_support" if self.mouse_on else "_disable_mouse_support"
+        # Textual offers no public switch at run time.
+        switch = getattr(self._driver, name, None)
+        if switch is not None:
+            switch()
+        return self.mouse_on
 
     def write_terminal(self, sequence: str) -> None:
         """Writes a control sequence of our own to the terminal."""
@@ -244,12 +269,11 @@ READABLE = {
 def run_app(controller: TurnController, start: AppStart | None = None) -> int:
     """Runs the full screen until the user leaves. Returns the exit code; the terminal is as it was before."""
     app = ChatApp(controller, start)
-    mouse = app.settings.ui.mouse if app.begin.mouse is None else app.begin.mouse
-    result = app.run(mouse=mouse)
+    result = app.run(mouse=app.mouse_on)
+    for store in [*app._stores[1:], *([app.store] if app._stores else [])]:
+        store.close()
     program = app.begin.program
     if app.failure:
         print(f"{program} has failed: {app.failure}\nThe details are in {app.settings.paths.log / 'dsv41chat.log'}.", file=sys.stderr)
         result = 1
-    if app.last_conversation and app.begin.save:
-        print(f"resume with: {program} --resume {app.last_conversation}", file=sys.stderr)
     return result if result is not None else (app.return_code or 0)

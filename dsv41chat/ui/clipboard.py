@@ -32,7 +32,7 @@ async def copy(text: str, app: Any) -> str:
         if await _feed(command, text):
             return f"copied ({name})"
     encoded = base64.b64encode(text.encode("utf-8", "replace")).decode()
-    if len(encoded) <= OSC_LIMIT and app.surroundings.terminal:
+    if len(encoded) <= OSC_LIMIT and not app.is_headless:
         app.copy_to_clipboard(text)
         if app.surroundings.tmux:
             app.write_terminal(f"\x1bPtmux;\x1b\x1b]52;c;{encoded}\x07\x1b\\")

@@ -32,13 +32,9 @@ class Hint(Message):
         self.text, self.severity = text, severity
 
 
-class TurnEvents(Message):
-    """Events of the running turn, in order."""
+class Completions(Message):
+    """What Tab could become; empty when it was decided."""
 
-    def __init__(self, events: list):
+    def __init__(self, found: list[str]):
         super().__init__()
-        self.events = events
-
-
-class TurnEnded(Message):
-    """The turn's thread is done; its last event was delivered before."""
+        self.found = found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from dsv41chat.ui.render.entry import ANSWER, NOTICE, USER, Entry
@@ -111,8 +110,6 @@ def update_entry(entry: Entry, message: Any, branch: str | None = None) -> None:
     entry.key = message.id
     if branch is not None:
         entry.branch = branch
-    meta = getattr(message, "meta", None) or {}
-    entry.mark = bool(meta.get("mark"))
     if message.role == "assistant":
         entry.receipt = receipt(message)
         usage, timing = message.usage or {}, message.timing or {}
@@ -123,12 +120,3 @@ def notice(text: str, key: str = "", error: bool = False) -> Entry:
     """A line of the program's own in the transcript."""
     return Entry(key or f"notice-{time.monotonic_ns()}", NOTICE, text=text, style="error" if error else "notice")
 
-
-def first_start_line(folder: Path, name: str) -> str:
-    """What a newcomer is told about the embedded model."""
-    try:
-        heading = (folder / "MODEL_CARD.md").read_text("utf-8").partition("\n")[0]
-    except OSError:
-        heading = ""
-    what = "with random weights: it answers nonsense" if "random" in heading else "small, real answers, all functions"
-    return f"{name} is the embedded model ({what}). Add a real build: dsv41chat models add FOLDER, or F2."

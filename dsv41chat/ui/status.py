@@ -59,6 +59,7 @@ class Status:
     stopping: bool = False
     rate: Rate = field(default_factory=Rate)
     started: float = 0.0
+    prefill_rate: float = 0.0
     thinking_s: float | None = None
     _thinking_from: float | None = None
     _rounds: deque = field(default_factory=deque)
@@ -98,6 +99,8 @@ class Status:
 
     def _prefill(self, event: Prefill) -> None:
         self.cached, self.prefilled = event.cached, event.done
+        if event.tok_s:
+            self.prefill_rate = event.tok_s
         if event.total and event.done < event.total:
             rate = f" {event.tok_s:,.0f} tok/s eta {max(1, math.ceil((event.total - event.done) / event.tok_s))} s" if event.tok_s else ""
             self.phase = f"prefill {event.done:,}/{event.total:,} {100 * event.done // event.total}%{rate}"

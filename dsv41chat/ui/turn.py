@@ -240,7 +240,8 @@ class _Turn:
         r = self.request
         if r.conversation_id is None:
             system = self.c.settings.chat.system if r.system is None else r.system
-            self.conversation = self.store.new_conversation(r.title, {"system": system} if system else {})
+            own = {"system": system} if system else {}
+            self.conversation = self.store.new_conversation(r.title, {**r.settings, **own})
         else:
             self.conversation = self.store.conversation(r.conversation_id)
         self.c.last_conversation_id = self.conversation.id

@@ -74,7 +74,8 @@ class TurnOptions:
 class TurnRequest:
     """Exactly one of `text`, `regenerate` and `continue_from` is given.
 
-    conversation_id: None makes a new conversation, with `system` and `title` (default: the first line of the text).
+    conversation_id: None makes a new conversation, with `system`, `title` (default: the first line of the text) and `settings`
+    (what it keeps for itself).
     text: a new user message under `parent_id` (LEAF, a message id, or None for a new first message). An edit of message m is
     its new text under m.parent_id. regenerate: id of an answer, or of a user message: one more answer beside the others.
     continue_from: id of an answer that was cut: a sibling that starts with all of its text.
@@ -91,6 +92,7 @@ class TurnRequest:
     system: str | None = None
     title: str | None = None
     build: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     queue_id: int | None = None
     clear_draft: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)

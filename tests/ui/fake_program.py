@@ -25,6 +25,8 @@ def main(data: str, answer: str, delay_s: str, conversation: str | None = None) 
         view = controller.open(conversation) if conversation else None
         code = run_app(controller, AppStart(view=view, notices=tuple(f"interrupted: {key}" for key in store.recovered)))
         host.close(2.0)
+        if controller.last_conversation_id:
+            print(f"resume with: dsv41chat --resume {controller.last_conversation_id}", file=sys.stderr)
     return code
 
 

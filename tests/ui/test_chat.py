@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsv41chat.engine.errors import ContextFull, PackIncomplete
+from dsv41chat.engine.errors import EngramReadError, PackIncomplete
 from dsv41chat.store import Store
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
@@ -167,7 +167,13 @@ async def test_the_queue_waits_after_a_stop(tmp_path):
         assert app.store.queued(chat.conversation.id) == []
 
 
-@pytest.mark.parametrize("error, at", [(PackIncomplete("a shard is missing.", hint="dsv41chat models verify x"), 0), (ContextFull("It is full."), 7)])
+FAILURES = [
+    (PackIncomplete("a shard is missing.", hint="dsv41chat models verify x"), 0),
+    (EngramReadError("A row could not be read."), 7),
+]
+
+
+@pytest.mark.parametrize("error, at", FAILURES)
 async def test_failures_are_one_sentence_and_the_text_stays(tmp_path, error, at):
     app = make_app(tmp_path, Script(answer="abcdefgh", error=error, error_at=at))
     async with app.run_test(size=(80, 24)) as pilot:

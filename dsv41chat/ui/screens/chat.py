@@ -15,16 +15,22 @@ from textual.widgets import Static
 
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import StoreError
+from dsv41chat.ui.host import card_line
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, TRANSCRIPT, bindings, shown_keys
-from dsv41chat.ui.messages import DraftChanged, Hint, Submitted
-from dsv41chat.ui.present import entry_of, first_start_line, notice
+from dsv41chat.ui.messages import Completions, DraftChanged, Hint, Submitted
+from dsv41chat.ui.present import entry_of, notice
+from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat_messages import MessageActions
+from dsv41chat.ui.screens.chat_settings import SettingsActions
+from dsv41chat.ui.screens.chat_tools import ToolActions
+from dsv41chat.ui.screens.chat_trouble import TroubleActions
 from dsv41chat.ui.screens.chat_turns import TurnActions
 from dsv41chat.ui.screens.conversations import ConversationsScreen
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
 from dsv41chat.ui.turn_events import ConversationView
 from dsv41chat.ui.widgets.composer import Composer
+from dsv41chat.ui.widgets.find_bar import FindBar
 from dsv41chat.ui.widgets.sidebar import Sidebar
 from dsv41chat.ui.widgets.status_line import HeaderLine, KeyLine, StatusLine
 from dsv41chat.ui.widgets.transcript import Transcript
@@ -48,7 +54,7 @@ class Opened:
     queue: list
 
 
-class ChatScreen(TurnActions, MessageActions, Screen):
+class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, Screen):
     """One conversation at a time; which one may change while the screen stays."""
 
     BINDINGS = bindings(CHAT) + bindings(GLOBAL)
@@ -63,8 +69,13 @@ class ChatScreen(TurnActions, MessageActions, Screen):
         self._draft_timer: Any = None
         self._sidebar_wanted: bool | None = None
         self._header_build = ""
+        self._view: dict = {}
+        self._completing = ""
+        self._chip_tokens: dict[str, int] = {}
         self.init_turns()
         self.init_messages()
+        self.init_tools()
+        self.init_settings()
 
     def compose(self) -> ComposeResult:
         yield HeaderLine(id="header")
@@ -75,6 +86,7 @@ class ChatScreen(TurnActions, MessageActions, Screen):
                 yield Static("▁▁ new text below · ctrl+End ▁▁", id="badge", markup=False)
         yield Static("", id="queue", markup=False)
         yield Static("", id="above", markup=False)
+        yield FindBar(id="find")
         yield Composer(burst_paste=self.app.settings.ui.burst_paste, id="composer")
         yield StatusLine(id="status")
         yield KeyLine(id="keys")
@@ -107,16 +119,18 @@ class ChatScreen(TurnActions, MessageActions, Screen):
             self.tell(str(error), "error")
             return False
         view = opened.view
-        if self.conversation is None or self.conversation.id != view.conversation.id:
+        same = self.conversation is not None and self.conversation.id == view.conversation.id
+        if not same:
             self._leave()
-        self.app.opened(view.conversation.id)
         self.conversation, self.readonly, self.forks = view.conversation, view.readonly or self.app.readonly, opened.forks
         self.leaf_id = view.messages[-1].id if view.messages else None
         entries = [self.make_entry(item) for item in view.messages]
         entries += self._opening_notices(view)
         self.transcript.set_entries(entries)
+        self._restore_view(view.conversation.view)
         self.composer.prompts = list(reversed(opened.history))
-        self.restore_draft(opened.draft)
+        if not same:
+            self.restore_draft(opened.draft)
         self.show_queue(opened.queue)
         self._status_of(view.messages)
         self.show_header()
@@ -144,7 +158,7 @@ class ChatScreen(TurnActions, MessageActions, Screen):
         notices = []
         if view.readonly:
             where = f" by process {view.holder}" if view.holder else ""
-            notices.append(notice(f"Open{where} elsewhere: read-only here.", error=True))
+            notices.append(notice(f"Open{where} elsewhere: read-only here. When that process is gone: palette, \"Take over\".", error=True))
         if view.interrupted:
             notices.append(notice("The last answer was interrupted; what had arrived is kept. ctrl+R answers again, e continues it."))
         return notices
@@ -158,9 +172,38 @@ class ChatScreen(TurnActions, MessageActions, Screen):
         self.status.phase = "idle"
         self.show_status()
 
+    def save_view(self) -> None:
+        """Stores scroll position, folds and marks of the conversation on screen."""
+        if self.conversation is None or self.readonly:
+            return
+        entries = [entry for entry in self.transcript.entries if entry.message is not None]
+        view = {
+            "place": None if self.transcript.follow else self.transcript.place(),
+            "folds": {entry.key: entry.thinking_view for entry in entries if entry.thinking and entry.thinking_view != self.thinking_view},
+            "marks": [entry.key for entry in entries if entry.mark],
+        }
+        if view == self._view:
+            return
+        try:
+            self.app.store.set_view(self.conversation.id, view)
+            self._view = view
+        except StoreError as error:
+            self.app.not_saved(error)
+
+    def _restore_view(self, view: dict) -> None:
+        self._view = view
+        folds, marks = view.get("folds", {}), set(view.get("marks", ()))
+        for entry in self.transcript.entries:
+            if entry.key in folds:
+                entry.thinking_view = folds[entry.key]
+            entry.mark = entry.key in marks
+        if view.get("place"):
+            self.transcript.go_to(*view["place"])
+
     def _leave(self) -> None:
         """Gives the conversation on screen back."""
         self.save_draft()
+        self.save_view()
         if self.conversation is not None and not self.readonly:
             try:
                 self.app.store.unlock(self.conversation.id)
@@ -189,10 +232,11 @@ class ChatScreen(TurnActions, MessageActions, Screen):
             return
         self._header_build = ref.name
         self.show_header()
+        about = card_line(ref.folder) or ("The small embedded model." if ref.embedded else "")
+        line = f"{ref.name} answers. {about}".rstrip()
         if ref.embedded:
-            self.transcript.append(notice(first_start_line(ref.folder, ref.name), "welcome"))
-        else:
-            self.transcript.append(notice(f"{visible_line(ref.name)} will answer.", "welcome"))
+            line += " Add a real build: F2, or dsv41chat models add DIR"
+        self.transcript.append(notice(visible_line(line), "welcome"))
 
     # Lines around the transcript ----------------------------------------------------------------------------------------
 
@@ -274,8 +318,43 @@ class ChatScreen(TurnActions, MessageActions, Screen):
 
     # Drafts -------------------------------------------------------------------------------------------------------------
 
+    @on(Completions)
+    def _completions(self, event: Completions) -> None:
+        self._completing = "  ".join(event.found)
+        self.show_label()
+
+    def show_label(self) -> None:
+        """The line above the composer: what is edited, what Tab offers, what the chips hold."""
+        chips = [] if self._completing else [f"{mark.strip('[]')}, {count:,} tokens" for mark, count in self._chip_tokens.items()]
+        parts = [part for part in (self.edit_label, self._completing, *chips) if part]
+        line = self.query_one("#above", Static)
+        line.update(crop_cells(visible_line(" · ".join(parts)), max(10, self.size.width - 4)))
+        line.display = bool(parts)
+
+    async def _count_chips(self) -> None:
+        """Tokens of each chip in the composer, counted off the event loop."""
+        chips = {mark: text for mark, text in self.composer.chips.items() if mark in self.composer.text}
+        counted = {mark: self._chip_tokens[mark] for mark in chips if mark in self._chip_tokens}
+        try:
+            for mark, text in chips.items():
+                if mark not in counted:
+                    counted[mark] = await asyncio.to_thread(self.app.count_tokens, text)
+        except EngineError:
+            # Without a tokenizer there is no count; the text is sent all the same.
+            return
+        if counted != self._chip_tokens or self.status.forecast != sum(counted.values()):
+            self._chip_tokens = counted
+            self.status.forecast = sum(counted.values())
+            self.show_label()
+            self.show_status()
+
     @on(DraftChanged)
     def _draft_changed(self) -> None:
+        if self._completing:
+            self._completing = ""
+            self.show_label()
+        if self.composer.chips or self._chip_tokens:
+            self.run_worker(self._count_chips(), exclusive=True, group="chips")
         if self._draft_timer is None:
             self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
 
@@ -305,7 +384,7 @@ class ChatScreen(TurnActions, MessageActions, Screen):
         """Stops what runs; else closes what is open; else goes to the composer."""
         if self.pump.running:
             self.stop_turn()
-        elif not self.cancel_edit():
+        elif not (self.close_find() or self.cancel_switch() or self.cancel_edit()):
             self.composer.focus()
 
     def action_interrupt(self) -> None:
@@ -355,6 +434,8 @@ class ChatScreen(TurnActions, MessageActions, Screen):
             self._open_soon(key)
         elif what == "new":
             self.action_new_conversation()
+        elif what == "export":
+            self.export(key)
 
     def _open_soon(self, ref: str, message: str | None = None) -> None:
         self.run_worker(self.open_conversation(ref, message=message), exclusive=True, group="open")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from textual.widgets import Static
-
 from dsv41chat.store import StoreError
 from dsv41chat.ui.clipboard import copy as copy_to_clipboard
 from dsv41chat.ui.present import notice
@@ -19,9 +17,8 @@ class MessageActions:
 
     def init_messages(self) -> None:
         self.editing: str | None = None
+        self.edit_label = ""
         self.thinking_view = self.app.settings.ui.thinking
-        self._hits: list[tuple[Entry, int]] = []
-        self._hit = -1
 
     # Which message ------------------------------------------------------------------------------------------------------
 
@@ -90,8 +87,8 @@ class MessageActions:
         elif len(blocks) == 1:
             self.copy_text(blocks[0], "code")
         else:
-            choices = [(str(number), f"[{number}] {block.strip().splitlines()[0] if block.strip() else ''}") for number, block in enumerate(blocks)]
-            choices = [(name, f"[{int(name) + 1}]{label.partition(']')[2]}") for name, label in choices]
+            firsts = [(block.strip().splitlines() or [""])[0] for block in blocks]
+            choices = [(str(number), f"[{number + 1}] {first}") for number, first in enumerate(firsts)]
             self.app.push_screen(
                 AskScreen("Which code block?", choices), lambda name: name is not None and self.copy_text(blocks[int(name)], "code")
             )
@@ -159,7 +156,8 @@ class MessageActions:
         """Puts a message of the user into the composer; sending makes a branch."""
         self.editing = entry.message.id
         number = [one for one in self.transcript.entries if one.message is not None].index(entry) + 1
-        self.show_above(f"editing message {number} · Enter creates a branch · Esc cancels")
+        self.edit_label = f"editing message {number} · Enter creates a branch · Esc cancels"
+        self.show_label()
         if not keep_text:
             self.composer.reset(entry.text)
         self.composer.focus()
@@ -168,7 +166,8 @@ class MessageActions:
         if self.editing is None:
             return False
         self.editing = None
-        self.show_above("")
+        self.edit_label = ""
+        self.show_label()
         self.composer.reset()
         return True
 
@@ -177,19 +176,14 @@ class MessageActions:
         entry = next((one for one in self.transcript.entries if one.key == self.editing), None)
         request = self.app.controller.edit_request(self.editing, text)
         self.editing = None
-        self.show_above("")
+        self.edit_label = ""
+        self.show_label()
         self.composer.remember(text)
         self.composer.reset()
         unchanged = request.regenerate is not None
         if entry is not None:
             self._drop_from(entry, keep=unchanged)
         self.start(request, None if unchanged else text)
-
-    def show_above(self, text: str) -> None:
-        """The label line above the composer; empty hides it."""
-        line = self.query_one("#above", Static)
-        line.update(text)
-        line.display = bool(text)
 
     # Branches -----------------------------------------------------------------------------------------------------------
 

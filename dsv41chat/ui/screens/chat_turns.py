@@ -13,7 +13,7 @@ from dsv41chat.ui.render.entry import ANSWER, USER, Entry
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.status import Status
-from dsv41chat.ui.turn_events import Failed, Finished, Piece, Ready, Saved, Started, TurnEvent, TurnRequest, Warned
+from dsv41chat.ui.turn_events import Failed, Finished, Noticed, Piece, Ready, Saved, Started, TurnEvent, TurnRequest, Warned
 from dsv41chat.ui.turn_pump import TurnPump
 from dsv41chat.ui.widgets.sidebar import Sidebar
 
@@ -41,6 +41,11 @@ class TurnActions:
 
     def submit(self, text: str) -> None:
         """What Enter in the composer does with its text."""
+        if text.startswith("/") and not text.startswith("//"):
+            self.run_command(text)
+            return
+        if text.startswith("//"):
+            text = text[1:]
         if self.readonly:
             self.tell("This conversation is read-only here; ctrl+N starts a new one.", "warning")
             return
@@ -57,7 +62,9 @@ class TurnActions:
     def _request(self, text: str, queue_id: int | None = None) -> TurnRequest:
         if self.conversation is None:
             begin = self.app.begin
-            return TurnRequest(text=text, system=begin.system, title=begin.title, build=self.app.build)
+            settings = {key: value for key, value in self.new_settings.items() if key != "system"}
+            system = self.new_settings.get("system", begin.system)
+            return TurnRequest(text=text, system=system, title=begin.title, build=self.app.build, settings=settings)
         return TurnRequest(
             self.conversation.id, text=text, parent_id=self.leaf_id, build=self.app.build, queue_id=queue_id, clear_draft=queue_id is None
         )
@@ -123,6 +130,9 @@ class TurnActions:
             self._saved(event.message)
         elif isinstance(event, Warned):
             self.tell(event.message, "warning")
+        elif isinstance(event, Noticed):
+            if not any(entry.key == "welcome" for entry in self.transcript.entries):
+                self.tell(event.message)
         elif isinstance(event, Finished):
             self._finish = event
         elif isinstance(event, Failed):
@@ -131,7 +141,7 @@ class TurnActions:
     def _turn_started(self, event: Started) -> None:
         if self.conversation is None or self.conversation.id != event.conversation_id:
             self.conversation = self.app.store.conversation(event.conversation_id)
-            self.app.opened(self.conversation.id)
+            self.new_settings = {}
         if event.build is not None:
             self._header_build = event.build.name
         self.show_header()
@@ -164,7 +174,7 @@ class TurnActions:
                 answer.finish()
                 self.transcript.changed(answer)
             else:
-                self.transcript.remove(answer)
+                self.transcript.drop(answer)
         self._answer = None
         normal = finish is not None and finish.finish != "cancelled"
         if failure is not None:
@@ -179,7 +189,6 @@ class TurnActions:
             self.call_later(self.action_send_queued)
         elif self.queue:
             self.tell(f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back.")
-        self.app.turn_over()
 
     def _show_failure(self, failure: Failed, answer: Entry | None) -> None:
         text = visible_line(failure.message) + (f"\n→ {visible_line(failure.hint)}" if failure.hint else "")
@@ -188,14 +197,17 @@ class TurnActions:
             self._reload_answer(answer)
         if self._pending is not None:
             # Nothing was stored: the text returns to where it was written.
-            self.transcript.remove(self._pending)
+            self.transcript.drop(self._pending)
             self._pending = None
             self._give_back()
         else:
             text += "\nctrl+R tries again."
-        self.transcript.append(notice(text, error=True))
         if failure.code == "store":
-            self.app.not_saved(failure.message)
+            self.continue_in_memory(failure.message)
+            return
+        self.transcript.append(notice(text, error=True))
+        if failure.code == "context_full":
+            self.ask_context()
 
     def _reload_answer(self, answer: Entry) -> None:
         try:

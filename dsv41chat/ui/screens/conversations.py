@@ -25,7 +25,7 @@ SORTS = ("recent", "title", "created", "size")
 
 
 class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
-    """Returns ("open", id), ("new", "") or None."""
+    """Returns ("open", id), ("new", ""), ("export", id) or None."""
 
     BINDINGS = [
         Binding("escape", "close", "Close", show=False),
@@ -33,7 +33,7 @@ class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
         Binding("tab", "swap", "Filter / list", show=False, priority=True),
     ]
     LIST_KEYS = {
-        "n": "new", "r": "rename", "p": "pin", "d": "delete", "delete": "delete", "u": "undelete", "s": "next_sort",
+        "n": "new", "r": "rename", "p": "pin", "e": "export", "d": "delete", "delete": "delete", "u": "undelete", "s": "next_sort",
         "b": "by_build", "slash": "to_filter",
     }  # fmt: skip
 
@@ -53,7 +53,7 @@ class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
                 yield Static("", id="list-sort", markup=False)
             yield Input(self._query, placeholder="filter by title and text", id="list-filter", compact=True)
             yield OptionList(id="list", markup=False, compact=True)
-            yield Static("enter open  n new  r rename  p pin  d delete  u undo  s sort  b build  tab filter", classes="dialog-foot")
+            yield Static("enter open  n new  r rename  p pin  e export  d delete  u undo  s sort  b build  tab filter", classes="dialog-foot")
 
     def on_mount(self) -> None:
         self.query_one(Input).focus() if self._query else self.query_one(OptionList).focus()
@@ -144,6 +144,10 @@ class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
 
     def _new(self) -> None:
         self.dismiss(("new", ""))
+
+    def _export(self) -> None:
+        if chosen := self._highlighted():
+            self.dismiss(("export", chosen))
 
     def _next_sort(self) -> None:
         self._order = (self._order + 1) % len(SORTS)

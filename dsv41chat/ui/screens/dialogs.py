@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
@@ -9,6 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from dsv41chat.ui.commands import complete_path
 from dsv41chat.ui.sanitize import visible, visible_line
 
 
@@ -34,21 +37,31 @@ class AskScreen(ModalScreen[str | None]):
 
 
 class LineScreen(ModalScreen[str | None]):
-    """One line of input. Returns the text, None when it was closed."""
+    """One line of input. Returns the text, None when it was closed. complete: Tab completes paths."""
 
-    BINDINGS = [Binding("escape", "dismiss_none", "Close", show=False)]
+    BINDINGS = [Binding("escape", "dismiss_none", "Close", show=False), Binding("tab", "complete", "Complete", show=False, priority=True)]
 
-    def __init__(self, title: str, value: str = ""):
+    def __init__(self, title: str, value: str = "", complete: bool = False):
         super().__init__()
-        self._title, self._value = title, value
+        self._title, self._value, self._complete = title, value, complete
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(visible_line(self._title), markup=False, classes="dialog-title")
             yield Input(self._value)
+            yield Static("", markup=False, id="completions")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value)
+
+    def action_complete(self) -> None:
+        if self._complete:
+            entry = self.query_one(Input)
+            found = complete_path(entry.value)
+            if found:
+                entry.value = os.path.commonprefix(found)
+                entry.cursor_position = len(entry.value)
+            self.query_one("#completions", Static).update(visible("\n".join(found[:8])) if len(found) > 1 else "")
 
     def action_dismiss_none(self) -> None:
         self.dismiss(None)

@@ -8,8 +8,9 @@ import time
 from textual import events
 from textual.widgets import TextArea
 
+from dsv41chat.ui.commands import CommandError, common, complete_path
 from dsv41chat.ui.keymap import COMPOSER, bindings
-from dsv41chat.ui.messages import DraftChanged, Hint, RecallQueued, Submitted
+from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RecallQueued, Submitted
 from dsv41chat.ui.sanitize import sendable
 
 BURST_GAP_S = 0.015
@@ -18,6 +19,7 @@ CHIP_BYTES = 8 * 1024
 CHIP_LINE = 2_000
 NEWLINE_KEYS = {"ctrl+j", "shift+enter", "alt+enter", "ctrl+enter"}
 
+_AT_PATH = re.compile(r"(?:^|\s)@(\S*)$")
 _CHIP = re.compile(r"\[(paste|file) (\d+): [^\]\n]*\]")
 
 
@@ -85,6 +87,9 @@ class Composer(TextArea):
                 self._show_chip(chip)
             else:
                 self.submit()
+        elif key == "tab" and self._complete():
+            event.stop()
+            event.prevent_default()
         elif key == "backspace" and (span := self._chip_before()):
             event.stop()
             event.prevent_default()
@@ -99,6 +104,33 @@ class Composer(TextArea):
             self._recall(1)
         else:
             await super()._on_key(event)
+
+    def _complete(self) -> bool:
+        """Tab on a /command or an @path. Returns whether there was something to complete."""
+        row, column = self.cursor_location
+        before = self.document.get_line(row)[:column]
+        if self.text.startswith("/") and not self.text.startswith("//") and row == 0 and self.document.line_count == 1:
+            found, start = self.screen.complete_command(before), 0
+        elif match := _AT_PATH.search(before):
+            found, start = [f"@{path}" for path in complete_path(match[1])], match.start(1) - 1
+            if found == [match[0].lstrip()] and not found[0].endswith("/"):
+                self._attach_file(match[1], (row, start), (row, column))
+                return True
+        else:
+            return False
+        if found:
+            self.replace(common(found), (row, start), (row, column))
+        self.post_message(Completions(found if len(found) > 1 else []))
+        return True
+
+    def _attach_file(self, path: str, start: tuple[int, int], end: tuple[int, int]) -> None:
+        self.move_cursor(end)
+        try:
+            self.screen.attach(path)
+        except CommandError as error:
+            self.post_message(Hint(str(error), "error"))
+            return
+        self.delete(start, end)
 
     def _visual_row(self) -> int:
         """The screen row of the cursor within its wrapped line."""

@@ -96,7 +96,7 @@ class Transcript(ScrollView, can_focus=True):
             self._set_height(index, entry.estimate(self._text_width()))
         self._grown()
 
-    def remove(self, entry: Entry) -> None:
+    def drop(self, entry: Entry) -> None:
         index = self.index_of(entry)
         if index is not None:
             del self.entries[index], self._heights[index]
@@ -286,6 +286,18 @@ class Transcript(ScrollView, can_focus=True):
         row = min(bisect_right(ends, characters), len(lines) - 1)
         self._move(self._tops[index] + sum(entry.heights[:number]) + row)
         self._settle()
+
+    def place(self) -> tuple[str, int, int] | None:
+        """(entry key, part, characters) of the text at the top of the view, for `go_to`."""
+        anchor = self._anchor()
+        return None if anchor is None else (self.entries[anchor[0]].key, anchor[1], anchor[2])
+
+    def go_to(self, key: str, part: int, characters: int) -> None:
+        """Brings the text that `place` named to the top of the view."""
+        index = next((index for index, entry in enumerate(self.entries) if entry.key == key), None)
+        if index is not None and self._width:
+            self.follow = False
+            self._restore((index, part, characters))
 
     # Textual hooks ------------------------------------------------------------------------------------------------------
 

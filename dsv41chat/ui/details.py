@@ -1,0 +1,45 @@
+"""The numbers of one answer, as a page of text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsv41chat.ui.present import duration, size
+
+TIMES = (
+    ("load_s", "load"), ("resume_s", "resume"), ("prefill_s", "prefill"), ("first_token_s", "first token"), ("decode_s", "decode"),
+    ("total_s", "total"),
+)  # fmt: skip
+
+
+def details_text(message: Any, finish: Any = None) -> str:
+    """message: the stored answer. finish: the end of its turn while it is still known; it has drafting and reads."""
+    usage, timing, params = message.usage or {}, message.timing or {}, message.params or {}
+    rows: list[tuple[str, str]] = [("build", f"{message.build_name} {str(message.build_fingerprint or '')[:12]}")]
+    rows += [(name, duration(timing[key])) for key, name in TIMES if timing.get(key) is not None]
+    for key, name in (("prefill_tok_s", "prefill rate"), ("decode_tok_s", "decode rate")):
+        if timing.get(key):
+            rows.append((name, f"{timing[key]:,.1f} tok/s"))
+    if usage:
+        rows.append(("prompt", f"{usage['prompt_tokens']:,} = {usage['cached_tokens']:,} resumed + {usage['prefilled_tokens']:,} prefilled"))
+        rows.append(("answer", f"{usage['thinking_tokens']:,} thinking + {usage['answer_tokens']:,} answer"))
+        rows.append(("context", f"{usage['context_used']:,} of {usage['context_limit']:,}"))
+    for key in ("temperature", "top_k", "top_p", "min_p", "seed", "effort", "max_tokens", "draft"):
+        if key in params:
+            rows.append((key, str(params[key])))
+    draft = finish.draft if finish is not None else {}
+    if draft.get("rounds"):
+        rows.append(("rounds", f"{draft['rounds']:,}, proposed {draft.get('proposed', 0):,}, accepted {draft.get('accepted', 0):,}"))
+        for depth, (proposed, accepted) in enumerate(draft.get("by_depth", []), 1):
+            if proposed:
+                rows.append((f"depth {depth}", f"{accepted:,} of {proposed:,} accepted ({100 * accepted / proposed:.0f}%)"))
+    reads = finish.residency if finish is not None else {}
+    if reads:
+        rows.append(("table reads", f"{reads.get('cold_rows', 0):,} cold, {reads.get('warm_rows', 0):,} warm, {size(reads.get('bytes_read', 0))}"))
+    for key, name in (("peak_bytes", "peak memory"), ("memory_bytes", "memory")):
+        if timing.get(key) or usage.get(key):
+            rows.append((name, size(timing.get(key) or usage.get(key))))
+    if message.ids_hash:
+        rows.append(("ids hash", message.ids_hash))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)

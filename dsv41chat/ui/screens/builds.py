@@ -1,0 +1,198 @@
+"""The build menu: what is there, what fits, what is loaded; switch, inspect, add, remove."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from dsv41chat.engine.errors import EngineError, PackIncomplete
+from dsv41chat.store import Store, StoreError
+from dsv41chat.ui.host import EngineHost
+from dsv41chat.ui.present import size
+from dsv41chat.ui.render.wrap import crop_cells
+from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
+from dsv41chat.ui.turn_events import BuildRef
+
+
+@dataclass(frozen=True)
+class Row:
+    """A build as listed. view: None when its headers could not be read; problem: why, in words."""
+
+    ref: Any
+    view: Any
+    bytes: int
+    problem: str
+    loaded: bool
+
+
+class BuildsScreen(ModalScreen[str | None]):
+    """Returns the name of the build to switch to, None when it was closed. cost: a sentence on what switching now means."""
+
+    BINDINGS = [Binding("escape", "close", "Close", show=False)]
+    LIST_KEYS = {"i": "info", "v": "verify", "a": "add", "x": "remove"}
+
+    def __init__(self, host: EngineHost, store: Store, cost: str):
+        super().__init__()
+        self._host, self._store, self._cost = host, store, cost
+        self._rows: list[Row] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog dialog-full"):
+            yield Static("Builds", classes="dialog-title")
+            yield OptionList(id="list", markup=False, compact=True)
+            yield Static(visible_line(self._cost), markup=False, id="build-cost")
+            yield Static("enter switch   v verify   i info   a add folder   x remove from list (files stay)", classes="dialog-foot")
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+        self._reload()
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def _reload(self) -> None:
+        self.run_worker(self._load(), exclusive=True, group="builds")
+
+    async def _load(self) -> None:
+        try:
+            self._rows = await asyncio.to_thread(self._read)
+        except (StoreError, EngineError, OSError) as error:
+            self.notify(visible_line(str(error)), severity="error", markup=False)
+            return
+        self._show()
+
+    def _read(self) -> list[Row]:
+        rows = []
+        for ref in self._host.builds():
+            view, problem = None, ""
+            try:
+                view = self._host.probe(ref)
+            except (EngineError, OSError) as error:
+                problem = str(error)
+            rows.append(Row(ref, view, view.bytes if view is not None else 0, problem, self._host.loaded(ref)))
+        return rows
+
+    def _show(self) -> None:
+        options = self.query_one(OptionList)
+        kept = options.highlighted
+        options.clear_options()
+        width = max(20, options.size.width - 4)
+        options.add_options([Option(self._line(row, width), id=row.ref.name) for row in self._rows])
+        loaded = next((index for index, row in enumerate(self._rows) if row.loaded), 0)
+        if self._rows:
+            options.highlighted = loaded if kept is None else min(kept, len(self._rows) - 1)
+
+    def _line(self, row: Row, width: int) -> Text:
+        mark = "! " if row.problem else "> " if row.loaded else "  "
+        name = crop_cells(mark + visible_line(row.ref.name), max(16, width // 3))
+        name += " " * (max(16, width // 3) - cell_len(name) + 2)
+        if row.problem:
+            rest = visible_line(row.problem)
+        else:
+            parts = [size(row.bytes).rjust(7), "loaded" if row.loaded else "", row.view.family]
+            if row.view.context:
+                parts.append(f"ctx {row.view.context:,}")
+            if row.view.drafter:
+                parts.append(f"draft {row.view.drafter}")
+            if row.ref.embedded:
+                parts.append("embedded")
+            rest = "   ".join(part for part in parts if part)
+        return Text(name + crop_cells(rest, width - cell_len(name)), no_wrap=True)
+
+    def _chosen(self) -> Row | None:
+        index = self.query_one(OptionList).highlighted
+        return self._rows[index] if index is not None and index < len(self._rows) else None
+
+    def on_option_list_option_selected(self) -> None:
+        row = self._chosen()
+        if row is None:
+            return
+        if row.problem:
+            self.app.push_screen(TextScreen(row.ref.name, row.problem))
+        else:
+            self.dismiss(row.ref.name)
+
+    def on_key(self, event) -> None:
+        if event.key in self.LIST_KEYS:
+            event.stop()
+            getattr(self, f"_{self.LIST_KEYS[event.key]}")()
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def _info(self) -> None:
+        row = self._chosen()
+        if row is None:
+            return
+        lines = [("folder", str(row.ref.folder)), ("size", size(row.bytes))]
+        if row.view is not None:
+            lines += [
+                ("family", row.view.family), ("fingerprint", row.view.fingerprint),
+                ("resident", size(row.view.resident_bytes)), ("context", f"{row.view.context or 0:,}"), ("drafter", row.view.drafter or "none"),
+            ]  # fmt: skip
+            lines += [(name, str(value)) for name, value in row.view.defaults.items()]
+        if row.problem:
+            lines.append(("problem", row.problem))
+        self.app.push_screen(TextScreen(row.ref.name, "\n".join(f"{name:<12} {value}" for name, value in lines)))
+
+    def _verify(self) -> None:
+        row = self._chosen()
+        if row is not None:
+            self.run_worker(self._verify_row(row), exclusive=True, group="verify")
+
+    async def _verify_row(self, row: Row) -> None:
+        """Reads the headers again, whatever was known about them."""
+        try:
+            view = await asyncio.to_thread(self._host.probe, row.ref)
+            if not view.has_tokenizer:
+                raise PackIncomplete(f"{row.ref.name} has no tokenizer.json, so it cannot chat.")
+            await asyncio.to_thread(self._host.load_tokenizer, row.ref)
+        except (EngineError, OSError) as error:
+            self.app.push_screen(TextScreen(f"{row.ref.name}: damaged or incomplete", str(error)))
+            return
+        text = "Shards, shapes, config and tokenizer are complete.\nAll checksums: dsv41chat models verify " + row.ref.name + " --full"
+        self.app.push_screen(TextScreen(row.ref.name, text))
+
+    def _add(self) -> None:
+        self.app.push_screen(LineScreen("Folder of a build (Tab completes)", complete=True), self._added)
+
+    def _added(self, folder: str | None) -> None:
+        if not folder:
+            return
+        path = Path(folder).expanduser()
+        try:
+            view = self._host.probe(BuildRef(path.name, path))
+            self._store.builds.add(path, family=view.family, fingerprint=view.fingerprint)
+        except (EngineError, StoreError, OSError) as error:
+            self.app.push_screen(TextScreen("This folder cannot be used", str(error)))
+            return
+        self._reload()
+
+    def _remove(self) -> None:
+        row = self._chosen()
+        if row is None or not row.ref.registered:
+            self.notify("Only builds that were added can be removed from the list.", markup=False)
+            return
+        question = f"Remove {row.ref.name} from the list? Its files stay where they are."
+        self.app.push_screen(AskScreen(question, [("no", "keep"), ("yes", "remove")]), lambda answer: self._removed(row, answer))
+
+    def _removed(self, row: Row, answer: str | None) -> None:
+        if answer == "yes":
+            try:
+                self._store.builds.remove(row.ref.name)
+            except StoreError as error:
+                self.notify(visible_line(str(error)), severity="error", markup=False)
+            self._reload()
+

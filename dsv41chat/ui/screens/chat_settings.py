@@ -1,0 +1,299 @@
+"""The part of the chat screen that changes things: slash commands, settings, builds, the way to a full disk or context."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+from dsv41chat.config_file import set_config
+from dsv41chat.engine.errors import Cancelled, EngineError
+from dsv41chat.settings import KEYS, ConfigError
+from dsv41chat.store import StoreError
+from dsv41chat.ui.commands import CommandError, complete, parse, parse_option, read_attachment
+from dsv41chat.ui.present import duration, size
+from dsv41chat.ui.render.entry import ANSWER
+from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.screens.builds import BuildsScreen
+from dsv41chat.ui.screens.settings import SettingsScreen
+from dsv41chat.ui.status import loading_text
+
+
+class SettingsActions:
+    """Mixed into ChatScreen."""
+
+    def init_settings(self) -> None:
+        self.new_settings: dict[str, Any] = {}
+        self.switching = False
+        self._switch_cancel = threading.Event()
+
+    # Slash commands -----------------------------------------------------------------------------------------------------
+
+    def run_command(self, text: str) -> None:
+        """Carries a command out and clears the composer; an error is shown and the text stays."""
+        try:
+            command, rest = parse(text)
+            getattr(self, f"_command_{command.name}")(rest)
+        except CommandError as error:
+            self.tell(str(error), "error")
+            return
+        if self.composer.text == text:
+            self.composer.reset()
+
+    def complete_command(self, text: str) -> list[str]:
+        return complete(text, lambda: [ref.name for ref in self.app.host.builds()])
+
+    def _command_new(self, rest: str) -> None:
+        self.action_new_conversation()
+
+    def _command_open(self, rest: str) -> None:
+        if rest:
+            self._open_soon(rest)
+        else:
+            self.action_conversations()
+
+    def _command_build(self, rest: str) -> None:
+        if rest:
+            self.switch_build(rest)
+        else:
+            self.action_builds()
+
+    def _command_system(self, rest: str) -> None:
+        self.change_option("system", rest)
+
+    def _command_effort(self, rest: str) -> None:
+        self._command_set(f"effort {rest}")
+
+    def _command_set(self, rest: str) -> None:
+        self.change_option(*parse_option(rest))
+
+    def _command_copy(self, rest: str) -> None:
+        entry = self._last(ANSWER)
+        if entry is None:
+            raise CommandError("There is no answer to copy yet.")
+        if not rest:
+            self.copy_text(entry.text, "answer")
+            return
+        blocks = entry.code_blocks()
+        if not rest.isdigit() or not 1 <= int(rest) <= len(blocks):
+            raise CommandError(f"The last answer has {len(blocks)} code blocks.")
+        self.copy_text(blocks[int(rest) - 1], "code")
+
+    def _command_export(self, rest: str) -> None:
+        self.export_command(rest)
+
+    def _command_retry(self, rest: str) -> None:
+        self.action_regenerate()
+
+    def _command_branch(self, rest: str) -> None:
+        entry = next((one for one in reversed(self.transcript.entries) if one.branch), None)
+        if entry is None:
+            raise CommandError("This conversation has no branches here.")
+        self.transcript.selected = self.transcript.index_of(entry)
+        if not rest:
+            self.action_branches()
+            return
+        siblings = self.app.store.siblings(entry.message.id)
+        if not rest.isdigit() or not 1 <= int(rest) <= len(siblings):
+            raise CommandError(f"There are branches 1 to {len(siblings)}.")
+        self._show_branch(siblings[int(rest) - 1], entry)
+
+    def _command_read(self, rest: str) -> None:
+        if not rest:
+            raise CommandError("/read needs the name of a file.")
+        self.attach(rest)
+
+    def attach(self, path: str) -> None:
+        """A file as a chip at the cursor. Raises CommandError."""
+        from dsv41chat.ui.inputs import fenced
+
+        name, text = read_attachment(path)
+        if self.composer.text.startswith("/read"):
+            self.composer.reset()
+        self.composer.insert(self.composer.add_chip("file", fenced(name, text), visible_line(name)) + " ")
+
+    def _command_pin(self, rest: str) -> None:
+        if self.conversation is None:
+            raise CommandError("There is nothing to pin yet.")
+        pinned = not self.conversation.pinned
+        try:
+            self.app.store.pin(self.conversation.id, pinned)
+        except StoreError as error:
+            raise CommandError(str(error)) from error
+        self.refresh_conversation()
+        self.tell("Pinned." if pinned else "No longer pinned.")
+
+    def _command_stats(self, rest: str) -> None:
+        self.action_details()
+
+    def _command_help(self, rest: str) -> None:
+        self.action_help()
+
+    def _command_quit(self, rest: str) -> None:
+        self.action_quit_asking()
+
+    # Settings -----------------------------------------------------------------------------------------------------------
+
+    def action_settings(self) -> None:
+        self.app.push_screen(SettingsScreen(self))
+
+    def _record(self) -> Any:
+        """The conversation, or what stands for it before there is one."""
+        return self.conversation if self.conversation is not None else _Draft(self.new_settings)
+
+    def option_values(self) -> dict[str, tuple[Any, str]]:
+        """Every option of this conversation's next turn as (value, origin), the system prompt among them."""
+        values = dict(self.app.settings.turn_values(self._record(), self.app.host.view))
+        values.setdefault("seed", (None, "default"))
+        own = self._record().settings.get("system")
+        if self.conversation is None and own is None:
+            own = self.app.begin.system
+        default = "" if self.conversation is not None else self.app.settings.chat.system
+        values["system"] = (default, "default") if own is None else (own, "conversation")
+        return values
+
+    def rewrite_cost(self) -> str:
+        """What a change of the prompt's start means for the next turn."""
+        used = self.status.context_used
+        if not used:
+            return ""
+        rate = self.status.prefill_rate
+        about = f", about {duration(used / rate)}" if rate else ""
+        return f"After a change the next turn prefills all {used:,} tokens{about}."
+
+    def change_option(self, name: str, value: Any) -> bool:
+        """Sets an option of this conversation; None: back to what it would be without. Returns whether it was stored."""
+        if self.readonly:
+            self.tell("This conversation is read-only here.", "warning")
+            return False
+        self.app.apply_settings(self.app.settings.released(name))
+        settings = {key: held for key, held in self._record().settings.items() if key != name}
+        if value is not None:
+            settings[name] = value
+        if self.conversation is None:
+            self.new_settings = settings
+        else:
+            try:
+                self.app.store.set_settings(self.conversation.id, settings)
+            except StoreError as error:
+                self.tell(str(error), "error")
+                return False
+            self.refresh_conversation()
+        cost = self.rewrite_cost() if name in ("system", "effort") else ""
+        self.tell(f"{name}: {'default' if value is None else value}. {cost}".strip())
+        self.show_header()
+        return True
+
+    def change_key(self, name: str, value: Any) -> bool:
+        """Sets a key of the config file and applies it; None: its default. Returns whether it was written."""
+        key = KEYS[name]
+        shown = key.default if value is None else value
+        text = ("true" if shown else "false") if isinstance(shown, bool) else ":".join(shown) if isinstance(shown, tuple) else str(shown)
+        try:
+            set_config(self.app.settings.paths.config, name, text)
+        except (ConfigError, OSError, StoreError) as error:
+            self.tell(str(error), "error")
+            return False
+        self.app.apply_settings(self.app.settings.changed(name, value))
+        self.apply_interface()
+        if key.section == "engine" and name not in ("engine.model", "engine.draft"):
+            self.tell(f"{name} counts when the build is loaded again (F2).")
+        return True
+
+    def apply_interface(self) -> None:
+        """Brings the screen in line with the settings."""
+        ui = self.app.settings.ui
+        self.transcript.configure(wrap_code=ui.wrap_code, math=ui.math)
+        self.composer.burst_paste = ui.burst_paste
+        if self.thinking_view != ui.thinking:
+            self.action_thinking_all(ui.thinking)
+        self._sidebar_wanted = None
+        self._place_sidebar(self.size.width)
+        self.show_header()
+
+    # Builds -------------------------------------------------------------------------------------------------------------
+
+    def action_builds(self) -> None:
+        cost = f"Switching now: history {self.status.context_used:,} tokens must be prefilled by the new build." if self.status.context_used else ""
+        if cost and self.status.prefill_rate:
+            cost = cost[:-1] + f", about {duration(self.status.context_used / self.status.prefill_rate)}."
+        self.app.push_screen(BuildsScreen(self.app.host, self.app.store, cost), lambda name: name is not None and self.switch_build(name))
+
+    def switch_build(self, name: str) -> None:
+        """Loads another build; the header changes when it is there, and the old one stays when it fails."""
+        try:
+            ref = self.app.host.find(name)
+        except EngineError as error:
+            self.tell(str(error), "error")
+            return
+        if self.switching:
+            self.tell("A build is being loaded; esc cancels.", "warning")
+        elif self.app.host.loaded(ref):
+            self._bound(ref.name)
+        else:
+            self.run_worker(self._switch(ref), group="switch")
+
+    async def _switch(self, ref: Any) -> None:
+        self.switching = True
+        self._switch_cancel.clear()
+        if self.pump.running:
+            self.stop_turn()
+            while self.pump.running:
+                await asyncio.sleep(0.02)
+        loop = asyncio.get_running_loop()
+        began = time.monotonic()
+        try:
+            await asyncio.to_thread(self._load, ref, lambda event: loop.call_soon_threadsafe(self._loading, event, began))
+        except Cancelled:
+            self._not_switched(ref, "cancelled")
+        except EngineError as error:
+            self._not_switched(ref, f"{error} {error.hint}".strip())
+        except Exception as error:  # noqa: BLE001 - whatever a load does, the old build must answer and the user must know
+            self._not_switched(ref, f"{type(error).__name__}: {error}")
+        else:
+            self._bound(ref.name)
+        finally:
+            self.switching = False
+            self.status.phase = "idle"
+            self.show_status()
+
+    def _load(self, ref: Any, progress) -> None:
+        for event in self.app.host.load(ref, self._switch_cancel.is_set):
+            progress(event)
+
+    def _loading(self, event: Any, began: float) -> None:
+        self.status.phase = loading_text(event)
+        if event.unit == "bytes" and event.done and event.total > event.done:
+            rate = event.done / max(1e-3, time.monotonic() - began)
+            self.status.phase += f" {size(rate)}/s {duration((event.total - event.done) / rate)} left"
+        self.show_status()
+
+    def _bound(self, name: str) -> None:
+        self.app.build = name
+        view = self.app.host.view
+        self._header_build = view.name if view is not None else name
+        if self.app.host.engine is not None:
+            self.status.context_limit = self.app.host.engine.context_limit
+        self.show_header()
+        self.tell(f"{name} answers from now on.")
+
+    def _not_switched(self, ref: Any, why: str) -> None:
+        now = self.app.host.view
+        who = f"{now.name} goes on answering." if now is not None else "No build is loaded; the conversation is all there."
+        self.add_notice(f"{ref.name} was not loaded: {why}\n{who}", error=True)
+        self.show_header()
+
+    def cancel_switch(self) -> bool:
+        if not self.switching:
+            return False
+        self._switch_cancel.set()
+        self.tell("Cancelling: the file that is being read must finish first.")
+        return True
+
+
+class _Draft:
+    """Stands for a conversation that does not exist yet."""
+
+    def __init__(self, settings: dict[str, Any]):
+        self.settings = settings

@@ -1,0 +1,292 @@
+"""The part of the chat screen that opens tools: find, search, help, details, editor, pager, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+from textual.app import SuspendNotSupported
+
+from dsv41chat.store import StoreError
+from dsv41chat.store.files import write_private
+from dsv41chat.ui.commands import CommandError
+from dsv41chat.ui.details import details_text
+from dsv41chat.ui.export import FORMATS
+from dsv41chat.ui.render.entry import NOTICE, Entry
+from dsv41chat.ui.screens.dialogs import AskScreen
+from dsv41chat.ui.screens.export import ExportRequest, ExportScreen, compose_export, file_name, free_path
+from dsv41chat.ui.screens.help import HelpScreen
+from dsv41chat.ui.screens.search import SearchScreen
+from dsv41chat.ui.widgets.find_bar import FindBar
+
+FIND_DELAY_S = 0.1
+MAX_HITS = 10_000
+
+
+class ToolActions:
+    """Mixed into ChatScreen. Handlers go by their names: Textual collects `@on` only from its own classes."""
+
+    def init_tools(self) -> None:
+        self._hits: list[tuple[Entry, int]] = []
+        self._hit = -1
+        self._query = ""
+        self._find_timer = None
+
+    # Find ---------------------------------------------------------------------------------------------------------------
+
+    def action_find(self) -> None:
+        self.query_one(FindBar).open()
+
+    def on_find_bar_query(self, event: FindBar.Query) -> None:
+        self._query = event.text
+        if self._find_timer is not None:
+            self._find_timer.stop()
+        self._find_timer = self.set_timer(FIND_DELAY_S, self._find_now)
+
+    def _find_now(self) -> None:
+        query = self._query.casefold()
+        self._hits, self._hit = [], -1
+        if query:
+            for entry in self.transcript.entries:
+                if entry.role == NOTICE:
+                    continue
+                count = entry.text.casefold().count(query)
+                if entry.thinking and entry.thinking_view == "show":
+                    count += entry.thinking.casefold().count(query)
+                self._hits += [(entry, number) for number in range(count)]
+                if len(self._hits) > MAX_HITS:
+                    break
+        self.transcript.highlight_query(self._query)
+        bar = self.query_one(FindBar)
+        bar.show_count(f"{len(self._hits)} found" if query else "")
+        if self._hits:
+            self._go(len(self._hits) - 1)
+
+    def on_find_bar_step(self, event: FindBar.Step) -> None:
+        self.action_find_step(event.direction)
+
+    def action_find_step(self, direction: int) -> None:
+        if not self._hits:
+            self.tell("Nothing found." if self._query else "ctrl+F searches.")
+            return
+        self._go((self._hit + direction) % len(self._hits))
+
+    def _go(self, number: int) -> None:
+        self._hit = number
+        entry, occurrence = self._hits[number]
+        self.transcript.show_line(entry, occurrence)
+        self.query_one(FindBar).show_count(f"{number + 1} of {len(self._hits)}")
+
+    def close_find(self) -> bool:
+        bar = self.query_one(FindBar)
+        if not bar.display:
+            return False
+        inside = bar.has_focus_within
+        bar.display = False
+        self.transcript.highlight_query("")
+        if inside:
+            self.transcript.focus() if self._hits else self.composer.focus()
+        return True
+
+    def action_search_everywhere(self) -> None:
+        self.app.push_screen(SearchScreen(self.app.store, self._query), self._found)
+
+    def _found(self, place: tuple[str, str] | None) -> None:
+        if place is not None:
+            self.run_worker(self._open_at(*place), exclusive=True, group="open")
+
+    async def _open_at(self, conversation_id: str, message_id: str) -> None:
+        """Opens a conversation at a message, on whatever branch it lies."""
+        try:
+            leaf = await asyncio.to_thread(self.app.store.leaf_below, message_id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        await self.open_conversation(conversation_id, leaf=leaf.id, message=message_id)
+
+    # Pages --------------------------------------------------------------------------------------------------------------
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen(self.app.user_keys))
+
+    def action_details(self) -> None:
+        """Times, acceptance and reads of the selected or last answer."""
+        selected = self.transcript.selected_entry if self.transcript.has_focus else None
+        entry = selected if selected is not None and selected.message is not None and selected.message.role == "assistant" else None
+        if entry is None:
+            entry = next((one for one in reversed(self.transcript.entries) if one.message is not None and one.message.role == "assistant"), None)
+        if entry is None:
+            self.tell("No answer yet.")
+            return
+        finish = self._finish if self._finish is not None and self._finish.message is not None and self._finish.message.id == entry.key else None
+        self.show_text("Turn details", details_text(entry.message, finish))
+
+    # Editor and pager ---------------------------------------------------------------------------------------------------
+
+    def action_external_editor(self) -> None:
+        environment = self.app.surroundings
+        command = environment.visual or environment.editor or "vi"
+        text = self._outside(command, self.composer.expanded(), ".md")
+        if text is not None:
+            self.composer.reset(text.rstrip("\n"))
+
+    def action_pager(self) -> None:
+        entry = self.transcript.selected_entry
+        if entry is not None:
+            self._outside(self.app.surroundings.pager or "less", entry.text, ".md", safe=True)
+
+    def _outside(self, command: str, text: str, suffix: str, safe: bool = False) -> str | None:
+        """Runs a program of the user's on a private file with `text`. Returns what the file holds then, None if it failed."""
+        from dsv41chat.ui.sanitize import visible
+
+        handle, name = tempfile.mkstemp(prefix="dsv41chat-", suffix=suffix)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+                file.write(visible(text) if safe else text)
+            with self.app.suspend():
+                code = subprocess.run([*shlex.split(command), name], check=False).returncode
+            self.app.refresh(layout=True)
+            if code != 0:
+                self.tell(f"{command} ended with {code}; nothing was changed.", "warning")
+                return None
+            return Path(name).read_text("utf-8", errors="replace")
+        except SuspendNotSupported:
+            self.tell("This terminal cannot be left for another program.", "warning")
+        except (OSError, ValueError) as error:
+            self.tell(f"{command} could not be started: {error}", "error")
+        finally:
+            Path(name).unlink(missing_ok=True)
+        return None
+
+    # Conversation as a whole --------------------------------------------------------------------------------------------
+
+    def action_fork(self) -> None:
+        """Copies the branch on screen into a new conversation and opens it."""
+        if self.conversation is None or self.leaf_id is None:
+            self.tell("There is nothing to copy yet.")
+            return
+        if self.pump.running:
+            self.tell("Stop the running answer first (esc).", "warning")
+            return
+        selected = self.transcript.selected_entry if self.transcript.has_focus else None
+        leaf = selected.message.id if selected is not None and selected.message is not None else self.leaf_id
+        try:
+            copy = self.app.store.fork(self.conversation.id, leaf)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        self._open_soon(copy.id)
+        self.tell("This is the copy; the original stays as it was.")
+
+    def action_delete_conversation(self) -> None:
+        if self.conversation is None or not self._may_run():
+            return
+        days = self.app.settings.chat.keep_deleted_days
+        question = f'Delete "{self.conversation.title}"? It can be restored for {days} days (ctrl+O, u).'
+        self.app.push_screen(AskScreen(question, [("no", "keep"), ("yes", "delete")]), self._delete_if)
+
+    def _delete_if(self, answer: str | None) -> None:
+        if answer != "yes":
+            return
+        try:
+            self.app.store.delete(self.conversation.id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        self.clear_conversation()
+
+    def action_take_over(self) -> None:
+        """Asks for the lock again; it is ours when the other process is dead."""
+        if self.conversation is None or not self.readonly or self.app.readonly:
+            self.tell("There is nothing to take over.")
+            return
+        self._open_soon(self.conversation.id)
+
+    # Export -------------------------------------------------------------------------------------------------------------
+
+    def action_export(self) -> None:
+        self.export(self.conversation.id if self.conversation else None)
+
+    def export(self, conversation_id: str | None) -> None:
+        """Opens the export page of a conversation."""
+        if conversation_id is None:
+            self.tell("There is nothing to export yet.")
+            return
+        try:
+            conversation = self.app.store.conversation(conversation_id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        here = self.conversation is not None and conversation.id == self.conversation.id
+        selected = self.transcript.selected_entry if here else None
+        message = selected.message.id if selected is not None and selected.message is not None else None
+        leaf = self.leaf_id if here else conversation.leaf_id
+        self.app.push_screen(ExportScreen(conversation, leaf, message), self._export_chosen)
+
+    def _export_chosen(self, request: ExportRequest | None) -> None:
+        if request is not None:
+            self.run_worker(self._export(request), group="export")
+
+    async def _export(self, request: ExportRequest) -> None:
+        try:
+            text = await asyncio.to_thread(compose_export, self.app.store, request)
+            if request.copy:
+                self.copy_text(text, "export")
+                return
+            path = free_path(request.path)
+            await asyncio.to_thread(write_private, path, text.encode("utf-8", "replace"))
+        except (StoreError, OSError) as error:
+            self.tell(str(error), "error")
+            return
+        self.tell(f"Written to {path}")
+
+    def export_command(self, rest: str) -> None:
+        """/export [FORMAT] [FILE]. Raises CommandError."""
+        if self.conversation is None:
+            raise CommandError("There is nothing to export yet.")
+        if not rest:
+            self.action_export()
+            return
+        first, _, name = rest.partition(" ")
+        if first not in FORMATS:
+            first, name = "md", rest
+        path = Path(name.strip()).expanduser() if name.strip() else Path(file_name(self.conversation.title, first))
+        request = ExportRequest(self.conversation, self.leaf_id, None, format=first, path=path)
+        self.run_worker(self._export(request), group="export")
+
+    # Composer -----------------------------------------------------------------------------------------------------------
+
+    def action_expand_paste(self) -> None:
+        self.composer.expand_chips()
+
+    def action_save_only(self) -> None:
+        """Stores the edited text as a branch without an answer."""
+        if self.editing is None:
+            self.tell("Nothing is being edited; e on a message of yours begins.")
+            return
+        if not self._may_run():
+            return
+        try:
+            old = self.app.store.message(self.editing)
+            new = self.app.store.add_message(self.conversation.id, old.parent_id, "user", self.composer.expanded())
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        self.cancel_edit()
+        self.run_worker(self.open_conversation(self.conversation.id, leaf=new.id), exclusive=True, group="open")
+
+    def action_mark(self) -> None:
+        """Marks the selected message, for finding it again with the eye."""
+        entry = self.transcript.selected_entry
+        if entry is None or entry.message is None:
+            return
+        entry.mark = not entry.mark
+        self.transcript.changed(entry)
+        self.save_view()
+
+    def action_toggle_mouse(self) -> None:
+        self.tell("The mouse belongs to the " + ("program again." if self.app.toggle_mouse() else "terminal now."))

@@ -1,0 +1,150 @@
+"""The part of the chat screen for hard cases: the store refuses, or the context is full."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from dsv41chat.store import Store, StoreError
+from dsv41chat.ui.render.entry import USER
+from dsv41chat.ui.screens.dialogs import AskScreen
+from dsv41chat.ui.turn_events import TurnRequest
+
+log = logging.getLogger(__name__)
+
+KEEP_SHARE = 0.6
+
+
+class TroubleActions:
+    """Mixed into ChatScreen."""
+
+    # The store refuses --------------------------------------------------------------------------------------------------
+
+    def continue_in_memory(self, reason: str) -> None:
+        """From now on the conversation on screen lives in memory only; the header says so and export is offered."""
+        app = self.app
+        if app.store.path is None:
+            return
+        log.error("the store refused, going on in memory: %s", reason)
+        memory = Store.memory()
+        shown = [entry for entry in self.transcript.entries if entry.role != "notice"]
+        messages = [entry.message for entry in shown if entry.message is not None]
+        conversation = None
+        if messages:
+            first = replace(messages[0], parent_id=None)
+            settings = self.conversation.settings if self.conversation else {}
+            conversation = memory.add_tree([first, *messages[1:]], title=self.conversation.title, settings=settings, keep_ids=True)
+            last = shown[-1]
+            if last.message is None and last.role != USER and (last.text or last.thinking):
+                writer = memory.begin_answer(conversation.id, messages[-1].id, last.label, "", {})
+                writer.update(last.text, last.thinking)
+                last.message = writer.finish(state="error", finish="error", text=last.text, thinking=last.thinking)
+                last.key = last.message.id
+        self._copy_builds(memory)
+        app.use_store(memory, reason)
+        self.conversation = conversation
+        self.leaf_id = shown[-1].message.id if shown and shown[-1].message is not None else messages[-1].id if messages else None
+        self.show_queue([])
+        self.add_notice(
+            f"Not saved: {reason}\nThe conversation goes on in memory and ends with the program. Palette: Export keeps it, "
+            '"Save again" tries the disk once more.',
+            error=True,
+        )
+        self.show_header()
+
+    def _copy_builds(self, memory: Store) -> None:
+        try:
+            for build in self.app.store.builds.list():
+                memory.builds.add(build.folder, build.name, family=build.family, fingerprint=build.fingerprint)
+        except StoreError:
+            # Unreadable now; builds can still be named by their folder.
+            return
+
+    def action_save_again(self) -> None:
+        """Opens the database again and brings the conversation there."""
+        app = self.app
+        if app.store.path is not None:
+            self.tell("Everything is saved already.")
+            return
+        if self.pump.running:
+            self.tell("Stop the running answer first (esc).", "warning")
+            return
+        try:
+            disk = Store.open(app.settings.paths.data, busy_s=1.0)
+        except StoreError as error:
+            self.tell(f"Still not saved: {error}", "error")
+            return
+        try:
+            if self.conversation is not None:
+                tree = app.store.tree(self.conversation.id)
+                made = disk.add_tree(tree, title=self.conversation.title, settings=self.conversation.settings, leaf_id=self.leaf_id)
+                disk.lock(made.id)
+        except StoreError as error:
+            disk.close()
+            self.tell(f"Still not saved: {error}", "error")
+            return
+        app.use_store(disk, "")
+        self.tell("Saved.")
+        if self.conversation is not None:
+            self.conversation = None
+            self._open_soon(made.id)
+        self.show_header()
+
+    # The context is full ------------------------------------------------------------------------------------------------
+
+    def ask_context(self) -> None:
+        """The prompt does not fit: what the user can do, each with what it costs."""
+        path = [entry.message for entry in self.transcript.entries if entry.message is not None]
+        kept = self._suffix(path)
+        choices = [("new", "start a new conversation with a summary that you write")]
+        if kept is not None and len(kept) < len(path):
+            gone = len(path) - len(kept)
+            choices.append(("drop", f"copy without the {gone} oldest messages (the original stays) and answer there"))
+        limit, most = self.status.context_limit, self._most_context()
+        if most > limit:
+            choices.append(("raise", f"raise the context from {limit:,} to {most:,} tokens and load the build again"))
+        choices.append(("close", "leave it as it is"))
+        self.app.push_screen(AskScreen("The context is full.", choices), lambda answer: self._context_chosen(answer, kept))
+
+    def _suffix(self, path: list[Any]) -> list[Any] | None:
+        """The newest messages, from a user message on, that take about KEEP_SHARE of the context."""
+        total = sum(len(message.text) for message in path) or 1
+        tokens = max(self.status.context_limit, 1)
+        # The prompt was at least as long as the context: with that, characters give a cautious share.
+        room = total * KEEP_SHARE * min(1.0, tokens / max(self.status.context_used, tokens))
+        kept = 0
+        for index in range(len(path) - 1, -1, -1):
+            kept += len(path[index].text)
+            if path[index].role == "user" and index and kept + len(path[index - 1].text) > room:
+                return path[index:]
+        return path if path and path[0].role == "user" else None
+
+    def _most_context(self) -> int:
+        view = self.app.host.view
+        return view.context or 0 if view is not None else 0
+
+    def _context_chosen(self, answer: str | None, kept: list[Any] | None) -> None:
+        if answer == "new":
+            self.clear_conversation()
+            self.composer.insert("Summary of our conversation so far: ")
+            self.composer.focus()
+        elif answer == "drop" and kept is not None:
+            self._drop_oldest(kept)
+        elif answer == "raise":
+            self.app.apply_settings(replace(self.app.settings, engine=replace(self.app.settings.engine, context=self._most_context())))
+            self.app.host.unload()
+            self.action_regenerate()
+
+    def _drop_oldest(self, kept: list[Any]) -> None:
+        try:
+            first = replace(kept[0], parent_id=None)
+            copy = self.app.store.add_tree([first, *kept[1:]], title=f"{self.conversation.title} (shortened)", settings=self.conversation.settings)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        self.run_worker(self._answer_in(copy.id), exclusive=True, group="open")
+
+    async def _answer_in(self, conversation_id: str) -> None:
+        if await self.open_conversation(conversation_id) and self.leaf_id is not None:
+            self.start(TurnRequest(conversation_id, regenerate=self.leaf_id, build=self.app.build))

@@ -1,0 +1,423 @@
+"""The tools of the chat screen: branches, copy, find, search, settings, builds, export, commands, files, hard cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsv41chat.engine.errors import ContextFull, DoesNotFit
+from dsv41chat.store import Store, StoreFull
+from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, clashes, display
+from dsv41chat.ui.screens.builds import BuildsScreen
+from dsv41chat.ui.screens.dialogs import AskScreen
+from dsv41chat.ui.screens.export import file_name, free_path
+from dsv41chat.ui.turn_events import AppStart
+from tests.ui.fakes import Script
+from tests.ui.tui import chat_of, make_app, say, screen_text, until
+
+CODE = "First:\n\n```python\nprint(1)\n```\n\nthen\n\n```sh\nls\n```\n"
+
+
+async def copied(chat, pilot) -> str:
+    await pilot.pause(0.1)
+    return chat.app.clipboard
+
+
+async def test_edit_makes_a_branch_and_both_stay_reachable(tmp_path):
+    script = Script(answer="one")
+    app = make_app(tmp_path, script)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        for number in range(5):
+            script.answer = f"answer {number}"
+            await say(pilot, app, f"question {number}")
+        await pilot.press("tab", "g", "e")
+        assert chat.composer.text == "question 0" and "editing message 1" in screen_text(app)
+        await pilot.press("escape")
+        assert chat.composer.text == "" and chat.editing is None
+        await pilot.press("tab", "g", "e")
+        script.answer = "answer new"
+        await pilot.press(*" changed", "enter")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await pilot.pause()
+        shown = screen_text(app)
+        assert "2/2" in shown and "answer new" in shown and "answer 0" not in shown
+        await pilot.press("tab", "g", "left_square_bracket")
+        await until(lambda: "answer 4" in screen_text(app) or "answer 0" in screen_text(app))
+        assert chat.transcript.entries[0].branch == "1/2" and len([e for e in chat.transcript.entries if e.message]) == 10
+        assert app.store.conversation(chat.conversation.id).leaf_id == chat.leaf_id
+        request = pytest.importorskip("dsv41chat.ui.screens.export")
+        text = request.compose_export(app.store, request.ExportRequest(chat.conversation, chat.leaf_id, None, scope="all"))
+        assert "answer new" in text and "answer 4" in text
+
+
+async def test_regenerate_makes_siblings_with_their_own_seed(tmp_path):
+    app = make_app(tmp_path, Script(answer=lambda ids, seed, temperature: f"seed {seed}"), config="")
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        chat.change_option("seed", 7)
+        await say(pilot, app, "hello")
+        await pilot.press("ctrl+r")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await pilot.pause()
+        shown = screen_text(app)
+        assert "seed 8" in shown and "2/2" in shown
+        await pilot.press("tab", "b")
+        await pilot.pause()
+        assert "seed 7" in screen_text(app) and isinstance(app.screen, AskScreen)
+
+
+async def test_continue_goes_on_from_the_kept_text(tmp_path):
+    app = make_app(tmp_path, Script(answer="abc " * 300, delay_s=0.005))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await pilot.press(*"go", "enter")
+        await until(lambda: chat._answer is not None and len(chat._answer.text) > 30)
+        await pilot.press("escape")
+        await until(lambda: not chat.pump.running)
+        kept = app.store.message(chat.leaf_id).text
+        app.host.engine.script.answer, app.host.engine.script.delay_s = "the rest", 0
+        chat.action_continue_answer()
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        message = app.store.message(chat.leaf_id)
+        assert message.text.startswith(kept) and message.text.endswith("the rest") and chat.transcript.entries[-1].text == message.text
+
+
+async def test_copy_gives_sources_exactly(tmp_path):
+    app = make_app(tmp_path, Script(answer=CODE))
+    async with app.run_test(size=(100, 40), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        await pilot.press("tab", "c")
+        assert await copied(chat, pilot) == CODE
+        await pilot.press("y", "down", "enter")
+        assert await copied(chat, pilot) == "ls\n"
+        assert "characters:" in screen_text(app)
+        await pilot.press("k", "c")
+        assert await copied(chat, pilot) == "hello"
+
+
+async def test_mouse_selection_undoes_wrapping(tmp_path):
+    text = "a paragraph that is long enough to be wrapped in a narrow terminal " * 3
+    app = make_app(tmp_path, Script(answer=text))
+    async with app.run_test(size=(50, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        y = next(y for y, line in enumerate(screen_text(app).splitlines()) if "a paragraph" in line)
+        await pilot.mouse_down(chat.transcript, offset=(2, y - 1))
+        await pilot.hover(chat.transcript, offset=(30, y + 1))
+        await pilot.mouse_up(chat.transcript, offset=(30, y + 1))
+        selected = chat.get_selected_text()
+        assert selected and "\n" not in selected and text.startswith(selected)
+
+
+async def test_find_walks_through_the_hits(tmp_path):
+    app = make_app(tmp_path, Script(answer="needle in hay\n\nmore needle\n"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "where is the Needle?")
+        await pilot.press("ctrl+f", *"needle")
+        await until(lambda: "3 of 3" in screen_text(app))
+        await pilot.press("enter")
+        await until(lambda: "1 of 3" in screen_text(app))
+        await pilot.press("shift+enter")
+        await until(lambda: "3 of 3" in screen_text(app))
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "3 of 3" not in screen_text(app)
+        await pilot.press("n")
+        assert chat._hit == 0
+
+
+async def test_search_everywhere_opens_the_message_on_its_branch(tmp_path):
+    store = Store.memory(background=False)
+    conversation = store.new_conversation("trees")
+    first = store.add_message(conversation.id, None, "user", "hidden walnut question")
+    store.add_message(conversation.id, None, "user", "other branch")
+    app = make_app(tmp_path, Script(), store=store)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await pilot.pause()
+        chat.action_search_everywhere()
+        await pilot.pause()
+        await pilot.press(*"walnut")
+        await until(lambda: "hidden walnut" in screen_text(app))
+        await pilot.press("enter")
+        await until(lambda: chat.leaf_id == first.id)
+        assert chat.transcript.selected_entry.key == first.id
+
+
+async def test_commands_act_and_unknown_ones_keep_the_text(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await pilot.press(*"/efort", "enter")
+        assert "/effort?" in screen_text(app) and chat.composer.text == "/efort"
+        chat.composer.reset()
+        await pilot.press(*"/eff", "tab", *"o", "tab", "enter")
+        assert chat.new_settings["effort"] == "off"
+        await pilot.press(*"/set temperature 0.5", "enter")
+        await pilot.press(*"/set temperature hot", "enter")
+        assert "must be" in screen_text(app)
+        chat.composer.reset()
+        await say(pilot, app, "//hello")
+        message = app.store.message(chat.leaf_id)
+        assert message.params["effort"] == "off" and message.params["temperature"] == 0.5
+        assert app.store.message(message.parent_id).text == "/hello"
+        await pilot.press(*"/set top_p 0.9", "enter")
+        assert app.store.conversation(chat.conversation.id).settings["top_p"] == 0.9
+        await pilot.press(*"/stats", "enter")
+        await pilot.pause()
+        assert "decode rate" in screen_text(app)
+
+
+async def test_files_become_chips_and_bad_ones_are_refused(tmp_path):
+    good, bad = tmp_path / "notes.txt", tmp_path / "data.bin"
+    good.write_text("inside ``` the file\n")
+    bad.write_bytes(b"\xff\xfe\x00")
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        chat.composer.insert(f"/read {bad}")
+        await pilot.press("enter")
+        assert "not a text file" in screen_text(app) and chat.composer.text.startswith("/read")
+        chat.composer.reset(f"/read {good}")
+        await pilot.press("enter")
+        assert "[file 1: notes.txt" in chat.composer.text
+        chat.composer.reset()
+        chat.composer.insert(f"see @{tmp_path}/no")
+        await pilot.press("tab")
+        assert chat.composer.text.endswith("notes.txt")
+        await pilot.press("tab")
+        assert "[file 2: notes.txt" in chat.composer.text
+        await until(lambda: chat.status.forecast > 0)
+        assert "tokens" in screen_text(app)
+        await pilot.press("enter")
+        await until(lambda: chat._finish is not None)
+        assert "File: notes.txt\n````\ninside ``` the file\n````" in app.store.path_to(chat.leaf_id)[2].text
+
+
+async def test_settings_show_origins_and_write_the_file(tmp_path):
+    app = make_app(tmp_path, Script(), config="# mine\n[ui]\nmath = \"source\"\n")
+    async with app.run_test(size=(100, 36), notifications=True) as pilot:
+        chat = chat_of(app)
+        await pilot.press("f8")
+        await pilot.pause()
+        shown = screen_text(app)
+        assert "temperature" in shown and "default" in shown and "[Conversation]" in shown
+        await pilot.press("tab")
+        await pilot.pause()
+        assert "ui.math" in screen_text(app) and "file" in screen_text(app)
+        index = [row.name for row in app.screen._rows].index("ui.wrap_code")
+        await pilot.press(*["down"] * index, "enter")
+        await pilot.pause()
+        assert app.settings.ui.wrap_code and chat.transcript.wrap_code
+        assert "# mine" in (tmp_path / "config.toml").read_text() and "wrap_code = true" in (tmp_path / "config.toml").read_text()
+        await pilot.press("d")
+        assert not app.settings.ui.wrap_code
+        await pilot.press("escape")
+        await say(pilot, app, "hello")
+
+
+async def test_a_failed_switch_leaves_the_old_build_answering(tmp_path):
+    script = Script(answer="old build")
+    app = make_app(tmp_path, script)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        app.store.builds.add(other)
+        await pilot.press("f2")
+        await until(lambda: isinstance(app.screen, BuildsScreen) and "other" in screen_text(app))
+        assert "loaded" in screen_text(app)
+        plain = app.host._opener
+
+        def opener(folder, **options):
+            if folder.name == "other":
+                raise DoesNotFit("this pack needs 427 GiB, 128 GiB are there.", hint="a smaller pack")
+            return plain(folder, **options)
+
+        app.host._opener = opener
+        index = [row.ref.name for row in app.screen._rows].index("other")
+        now = app.screen.query_one("#list").highlighted
+        await pilot.press(*["down" if index > now else "up"] * abs(index - now), "enter")
+        await until(lambda: "was not loaded" in screen_text(app) and not chat.switching)
+        assert "427 GiB" in screen_text(app) and "nano goes on answering" in screen_text(app)
+        await say(pilot, app, "again")
+        assert app.store.message(chat.leaf_id).text == "old build" and app.store.message(chat.leaf_id).build_name == "nano"
+        app.host._opener = plain
+        chat.switch_build("other")
+        await until(lambda: app.host.view is not None and app.host.view.name == "other" and not chat.switching)
+        await say(pilot, app, "third")
+        assert app.store.message(chat.leaf_id).build_name == "other"
+
+
+async def test_a_store_that_refuses_leads_to_memory_and_back(tmp_path):
+    store = Store.open(tmp_path / "data")
+    app = make_app(tmp_path, Script(answer="kept"), store=store)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        real = store.add_message
+
+        def full(*args, **options):
+            raise StoreFull("the disk is full", "free some space")
+
+        store.add_message = full
+        await say(pilot, app, "second")
+        assert "not saved" in screen_text(app) and chat.composer.text == "second"
+        await pilot.press("enter")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "kept", "second", "kept"] and app.store.path is None
+        store.add_message = real
+        chat.action_save_again()
+        await until(lambda: app.store.path is not None and chat.conversation is not None)
+        await pilot.pause()
+        assert "not saved" not in screen_text(app).splitlines()[0]
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "kept", "second", "kept"]
+        app.store.close()
+    store.close()
+
+
+async def test_a_full_context_offers_what_can_be_done(tmp_path):
+    script = Script(answer="long answer " * 40)
+    app = make_app(tmp_path, script)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        for number in range(3):
+            await say(pilot, app, f"question {number}")
+        script.error = ContextFull("The prompt has 9,000 tokens.")
+        await say(pilot, app, "one more")
+        assert isinstance(app.screen, AskScreen) and "without the" in screen_text(app)
+        script.error, script.answer = None, "short"
+        await pilot.press("down", "enter")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        path = app.store.path_to(chat.leaf_id)
+        assert path[-1].text == "short" and path[-2].text == "one more" and len(path) < 8
+
+
+async def test_two_processes_second_is_read_only(tmp_path):
+    from dsv41chat.store import Locked
+
+    store = Store.memory(background=False)
+    conversation = store.new_conversation("shared")
+    store.add_message(conversation.id, None, "user", "hello")
+
+    def locked(*_):
+        raise Locked("open elsewhere", pid=4711)
+
+    app = make_app(tmp_path, Script(), store=store)
+    real, store.lock = store.lock, locked
+    app.begin = AppStart(view=app.controller.open("shared"))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await until(lambda: "read-only" in screen_text(app))
+        assert "4711" in screen_text(app)
+        await pilot.press("x", "enter")
+        assert "read-only here" in screen_text(app) and len(store.tree(conversation.id)) == 1
+        store.lock = real
+        chat.action_take_over()
+        await until(lambda: not chat.readonly)
+        await pilot.press("enter")
+        await until(lambda: chat._finish is not None)
+
+
+async def test_view_and_draft_return(tmp_path):
+    store = Store.memory(background=False)
+    app = make_app(tmp_path, Script(answer="line\n\n" * 60, thinking="deep"), store=store)
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        await pilot.press("ctrl+t", "pageup", "pageup", *"draft")
+        top = screen_text(app).splitlines()[1:4]
+        app.leave()
+        await pilot.pause()
+    again = make_app(tmp_path, Script(), store=store)
+    again.begin = AppStart(view=again.controller.open(None))
+    async with again.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(again)
+        await until(lambda: chat.conversation is not None)
+        await pilot.pause()
+        assert screen_text(again).splitlines()[1:4] == top and chat.composer.text == "draft"
+        assert chat.transcript.entries[1].thinking_view == "show"
+
+
+async def test_export_page_writes_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    app = make_app(tmp_path, Script(answer=CODE))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "Engram questions?")
+        chat.action_export()
+        await pilot.pause()
+        assert "Export" in screen_text(app) and "engram-questions-" in screen_text(app)
+        await pilot.click("#write")
+        await until(lambda: list(tmp_path.glob("engram-questions-*.md")))
+        text = next(tmp_path.glob("engram-questions-*.md")).read_text()
+        assert "print(1)" in text and "# Engram questions?" in text
+        chat.run_command("/export json")
+        await until(lambda: list(tmp_path.glob("engram-questions-*.json")))
+
+
+def test_file_names_are_never_overwritten(tmp_path):
+    name = file_name("Was ist 世界? / a", "md", 0)
+    assert name.startswith("was-ist-世界-a-19") and name.endswith(".md") and "/" not in name
+    (tmp_path / "a.md").write_text("x")
+    assert free_path(tmp_path / "a.md") == tmp_path / "a-2.md"
+
+
+async def test_every_action_of_the_table_is_bound_listed_and_exists(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 40)) as pilot:
+        chat = chat_of(app)
+        await pilot.pause()
+        commands = {command.title for command in app.get_system_commands(chat)}
+        bound = {binding.id for widget in (chat, chat.composer, chat.transcript) for _, binding in widget._bindings}
+        for key in KEYS:
+            if key.fixed:
+                continue
+            owner, name = (app, key.action[4:]) if key.action.startswith("app.") else (chat, key.action)
+            assert hasattr(owner, f"action_{name.partition('(')[0]}"), key.id
+            assert not key.key or key.id in bound, key.id
+            assert key.title in commands or key.id.startswith("list.recent") or key.id == "app.palette", key.id
+        await pilot.press("f1")
+        await pilot.pause()
+        text = "\n".join(str(widget.render()) for widget in app.screen.query(".help-column"))
+        for context in (CHAT, COMPOSER, GLOBAL, TRANSCRIPT):
+            for key in (key for key in KEYS if key.context == context and key.key and not key.id.startswith("list.recent")):
+                assert key.title in text and display(key.key) in text
+
+
+async def test_the_user_keymap_moves_keys_and_reports_clashes(tmp_path):
+    assert clashes({"chat.regenerate": "ctrl+y"}) == []
+    assert "ctrl+n" in clashes({"chat.regenerate": "ctrl+n"})[0] and "no such" in clashes({"chat.nothing": "x"})[0]
+    app = make_app(tmp_path, Script(answer="again"), config='[keys]\n"chat.regenerate" = "f9"\n')
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        await pilot.press("f9")
+        await until(lambda: chat._finish is not None and len(app.store.tree(chat.conversation.id)) == 3)
+
+
+async def test_the_editor_gets_and_gives_the_text(tmp_path, monkeypatch):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        chat.composer.insert("start")
+        ran = []
+
+        def run(command, check):
+            ran.append(Path(command[-1]).read_text())
+            Path(command[-1]).write_text("edited\n")
+            return type("Done", (), {"returncode": 0})()
+
+        monkeypatch.setattr("dsv41chat.ui.screens.chat_tools.subprocess.run", run)
+        from contextlib import nullcontext
+
+        monkeypatch.setattr(app, "suspend", nullcontext)
+        await pilot.press("ctrl+g")
+        assert ran == ["start"] and chat.composer.text == "edited"
