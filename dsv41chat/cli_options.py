@@ -253,8 +253,6 @@ def parse_chat(argv: Sequence[str]) -> argparse.Namespace:
         for name, option in (("no_stream", "--no-stream"), ("show_thinking", "--show-thinking"), ("extract", "--extract")):
             if getattr(args, name) not in (None, False):
                 raise UsageError(f"{option} belongs to text output, not to --{args.output}.")
-    if args.engram not in (None, "auto"):
-        raise UsageError(f"--engram {args.engram} is not available in this version.", hint="tables are always mapped: --engram auto")
     if args.quiet and args.verbose:
         raise UsageError("--quiet and --verbose exclude each other.")
     return args
@@ -266,6 +264,7 @@ def flag_settings(args: argparse.Namespace) -> dict[str, Any]:
         "chat.effort": args.effort, "chat.temperature": args.temperature, "chat.top_p": args.top_p, "chat.min_p": args.min_p,
         "chat.top_k": args.top_k, "chat.presence_penalty": args.presence_penalty, "chat.frequency_penalty": args.frequency_penalty,
         "chat.max_tokens": args.max_tokens, "engine.draft": args.draft, "engine.context": args.context,
+        "engine.engram": args.engram,
     }  # fmt: skip
     return {name: value for name, value in flags.items() if value is not None}
 

@@ -13,6 +13,7 @@ from dsv41chat.engine.backend import backend_info
 from dsv41chat.engine.chat.tokenizer import ChatTokenizer
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.draft.base import Drafter, PlainDrafter
+from dsv41chat.engine.engram.calibrate import calibrate, wants_calibration
 from dsv41chat.engine.engram.os_layer import PosixLayer
 from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.table import EngramSettings
@@ -95,6 +96,13 @@ class Engine:
     def table_stats(self) -> dict[str, dict]:
         """All counters of the tables, by table name, for `/stats` (engram/counters.py names them)."""
         return self.tables.counters() if self.tables is not None else {}
+
+    def calibrate_tables(self, cancel: Callable[[], bool] = lambda: False) -> bool:
+        """Measure the read paths of large tables on a volume of which nothing is known; for idle moments. Did it measure?"""
+        if self.tables is None or not wants_calibration(self.tables):
+            return False
+        calibrate(self.tables, cancel)
+        return True
 
     def close(self) -> None:
         """Stop the table reader's threads and close its files; the engine is not used again."""

@@ -136,6 +136,10 @@ class EngineThread:
         self._put(job)
         return stream
 
+    def waiting(self) -> bool:
+        """Are there jobs behind the running one? What a job of low importance asks to make room."""
+        return not self._jobs.empty()
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Let the jobs already given finish, then end the thread. False if it was still busy after `timeout_s`."""
         with self._lock:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dsv41chat.engine import Engine, SamplingParams, Session
     from dsv41chat.engine.chat.encode import EncodedPrompt, Message
     from dsv41chat.engine.chat.tokenizer import ChatTokenizer
+    from dsv41chat.engine.engram.table import EngramSettings
     from dsv41chat.settings import Settings
     from dsv41chat.store import Store
     from dsv41chat.ui.turn_events import TurnOptions
@@ -229,13 +230,16 @@ class EngineHost:
         self.engine = self._opener(
             view.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim,
             context=None if e.context == "auto" else e.context,
-            cache_dir=self.settings.paths.cache, facts=self.store.facts if self.store is not None else None, progress=emit, cancel=cancel,
+            cache_dir=self.settings.paths.cache, facts=self.store.facts if self.store is not None else None,
+            engram=_table_settings(self.settings), progress=emit, cancel=cancel,
         )  # fmt: skip
         self.view = view
         self.load_s = time.monotonic() - started
 
     def _drop(self) -> None:
         self._sessions.clear()
+        if self.engine is not None:
+            self.engine.close()
         self.engine = None
         self.view = None
 
@@ -304,7 +308,14 @@ class EngineHost:
             ):  # fmt: skip
                 emit(event)
 
-        return self.thread.stream(job, merge=merge_events)
+        stream = self.thread.stream(job, merge=merge_events)
+        self.thread.submit(self._measure_tables)
+        return stream
+
+    def _measure_tables(self) -> None:
+        """Between turns: find out once how a large build's tables are read fastest here. Any new job ends it."""
+        if self.engine is not None and self.store is not None and not self.store.readonly:
+            self.engine.calibrate_tables(self.thread.waiting)
 
     def close(self, timeout_s: float | None = 5.0) -> bool:
         """Unload and end the engine thread. False: a job still runs (the process may leave without it)."""
@@ -329,6 +340,15 @@ def pack_defaults(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return {key: data[key] for key in DEFAULT_KEYS if key in data} if isinstance(data, dict) else {}
+
+
+def _table_settings(settings: Settings) -> EngramSettings:
+    from dsv41chat.engine.engram.table import EngramSettings
+
+    t = settings.engram
+    return EngramSettings(
+        mode=settings.engine.engram, scales=t.scales, access=t.access, path=t.path, cache_budget=t.cache_budget, row_cache=t.row_cache
+    )
 
 
 def _sampling(options: TurnOptions, seed: int) -> SamplingParams:

@@ -74,6 +74,12 @@ class FakeEngine:
         self.context_limit = min(context, script.context_limit) if context else script.context_limit
         self.sessions: list[FakeSession] = []
 
+    def calibrate_tables(self, cancel) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
     def residency(self) -> Residency:
         return Residency((TableState("layers.1.engram", "warm", 4, 4),))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from dsv41chat.engine.engram.regions import Table, TableFile
 from dsv41chat.engine.engram.residency import CacheBudget, ResidencyProbe, TableGovernor
 from dsv41chat.engine.engram.rowcache import RowCache
 from dsv41chat.engine.engram.table import EngramSettings, TableSpec
-from dsv41chat.engine.errors import EngramReadError
+from dsv41chat.engine.errors import DoesNotFit, EngramReadError
 from dsv41chat.engine.events import TableState
 
 GIB = 1 << 30
@@ -33,14 +33,21 @@ class EngramReader:
     resident; begin_request() re-checks the files and resets the cache budget.
     """
 
-    def __init__(self, tables: Sequence[TableSpec], settings: EngramSettings, facts: MutableMapping[str, str] | None, os: PosixLayer):
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        settings: EngramSettings,
+        facts: MutableMapping[str, str] | None,
+        os: PosixLayer,
+        progress: Callable[[int, int], None],
+    ):
         self.settings, self.facts, self.os = settings, facts if facts is not None else {}, os
         self._files: dict[Path, TableFile] = {}
         self._closed = False
         try:
             self._open_files(tables)
             self.tables = [Table(index, spec, self._files) for index, spec in enumerate(tables)]
-            self._load_regions()
+            self._load_regions(progress)
         except BaseException:
             self._close_files()
             raise
@@ -64,13 +71,15 @@ class EngramReader:
         facts: MutableMapping[str, str] | None = None,
         *,
         os_layer: PosixLayer | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> EngramReader:
         """Open and check the tables of a pack, in slot order.
 
-        facts: where measured path choices are kept (see calibrate.py). Raises PackIncomplete, PackDamaged or
-        PackUnsupported before anything is read.
+        facts: where measured path choices are kept (see calibrate.py). progress(bytes done, total): while regions are copied
+        into memory; what it raises ends the opening. Raises PackIncomplete, PackDamaged, PackUnsupported or DoesNotFit before
+        anything is read.
         """
-        return cls(tables, settings or EngramSettings(), facts, os_layer or system_layer())
+        return cls(tables, settings or EngramSettings(), facts, os_layer or system_layer(), progress)
 
     # opening
     def _open_files(self, tables: Sequence[TableSpec]) -> None:
@@ -81,13 +90,28 @@ class EngramReader:
                     mapped = access == "mmap" or (access == "auto" and not self.os.removable(ref.file))
                     self._files[ref.file] = TableFile(self.os, ref.file, mapped)
 
-    def _load_regions(self) -> None:
+    def _load_regions(self, progress: Callable[[int, int], None]) -> None:
         if self.settings.mode == "resident":
-            for table in self.tables:
-                table.load(table.regions)
+            wanted = [region for table in self.tables for region in table.regions]
         elif self._scales_resident():
-            for table in self.tables:
-                table.load(table.regions[1:])
+            wanted = [region for table in self.tables for region in table.regions[1:]]
+        else:
+            return
+        total, available = sum(region.nbytes for region in wanted), self.os.memory()[1]
+        if total > available:
+            raise DoesNotFit(
+                f"The engram tables need {total / 1e9:.1f} GB in memory, {available / 1e9:.1f} GB are available.",
+                hint="--engram stream reads them from disk",
+            )
+        done = 0
+
+        def copied(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            progress(done, total)
+
+        for region in wanted:
+            region.load(copied)
 
     def _scales_resident(self) -> bool:
         if self.settings.scales != "auto":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -105,12 +106,14 @@ class Region:
         straddling = start[start != first]
         return np.concatenate((first, straddling)) if straddling.size else first
 
-    def load(self) -> None:
-        """Copy the region into ordinary memory with sequential reads."""
+    def load(self, copied: Callable[[int], None]) -> None:
+        """Copy the region into ordinary memory with sequential reads; copied(bytes) after each, and it may raise to stop."""
         memory = np.empty(self.nbytes, np.uint8)
         flat = memoryview(memory)
         for lo in range(0, self.nbytes, COPY_BYTES):
-            self._read_exact(self.file.fd, flat[lo : lo + COPY_BYTES], self.offset + lo)
+            part = flat[lo : lo + COPY_BYTES]
+            self._read_exact(self.file.fd, part, self.offset + lo)
+            copied(len(part))
         self.view, self.in_memory = memory.reshape(self.rows, self.row_bytes), True
 
     def take(self, ids: np.ndarray, out: np.ndarray) -> None:
@@ -186,11 +189,6 @@ class Table:
         self.index, self.spec, self.name, self.rows = index, spec, spec.name, spec.rows
         self.format: RowFormat = row_format(spec)
         self.regions = [Region(spec.name, ref, files[ref.file]) for ref in spec.regions]
-
-    def load(self, regions: list[Region]) -> None:
-        """Copy regions of this table into memory; before the first row is asked for."""
-        for region in regions:
-            region.load()
 
     @property
     def nbytes(self) -> int:

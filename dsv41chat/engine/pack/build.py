@@ -167,8 +167,13 @@ def build_trunk(
     progress(Loading("map", 0, len(pack.table_refs), "rows"))
     if c.engram and engram:
         hasher = NgramHasher(c.engram, load_token_map(pack.folder, c.vocab_size, cache_dir), c.image_token_id)
-        progress(Loading("tables", 0, len(pack.table_specs), "rows"))
-        tables = EngramReader.open(pack.table_specs, engram_settings, facts, os_layer=os_layer)
+
+        def copied(done: int, total: int) -> None:
+            progress(Loading("tables", done, total, "bytes"))
+            if cancel():
+                raise Cancelled("loading was cancelled")
+
+        tables = EngramReader.open(pack.table_specs, engram_settings, facts, os_layer=os_layer, progress=copied)
     embed, norm = source.array("embed.weight"), source.float32("norm.weight")
     # The V4.1 head computes in float32, the V4 head in the model's dtype.
     head = source.linear("head.weight", rounds=False, dtype=mx.float32 if c.family == "v41" else None)
