@@ -132,6 +132,10 @@ def _builder(command: str) -> Callable[[Any], None]:
         from dsv41chat.cli_conversations import add_commands
     elif command == "models":
         from dsv41chat.cli_models import add_commands
+    elif command == "doctor":
+        from dsv41chat.cli_doctor import add_commands
+    elif command == "bench":
+        from dsv41chat.cli_bench import add_commands
     else:
         from dsv41chat.cli_config import add_commands
     return add_commands

@@ -28,7 +28,7 @@ from dsv41chat.engine.engram.table import EngramSettings
 
 ROW_BYTES = 264
 SIZES = (24, 144, 6144)
-COLD_CALLS = {24: 40, 144: 10, 6144: 1}
+COLD_CALLS = {24: 40, 144: 10, 6144: 2}
 WARM_CALLS = {24: 200, 144: 100, 6144: 5}
 SLOW_CALLS = {24: 6, 144: 2, 6144: 1}  # the arm that reads ahead needs seconds per call
 LIMIT_DEPTH_PAGES = 256
@@ -318,13 +318,15 @@ def run(folder: Path, rows: int, rounds: int, log=print) -> dict:
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("dsv41chat bench engram", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=None, help="where the file is generated (default: the temporary folder); deleted afterwards")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, help="where the file is generated (default: the temporary folder); deleted afterwards")
     parser.add_argument("--gigabytes", type=float, default=4.4, help="size of the generated file")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="receipt file or folder")
-    options = parser.parse_args(argv)
+
+
+def run_options(options: argparse.Namespace) -> int:
+    """Measure, print the bars, write the receipt. Returns the exit code."""
     if system_layer().name != "linux":
         print("bench engram proves cold pages with mincore and fadvise and needs Linux; `doctor engram` measures elsewhere", file=sys.stderr)
         return 2
@@ -340,6 +342,12 @@ def main(argv: list[str] | None = None) -> int:
     print(json.dumps(payload["bars"], indent=1))
     print(path.name)
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("dsv41chat bench engram", description=__doc__)
+    add_options(parser)
+    return run_options(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -231,7 +231,7 @@ class EngineHost:
             view.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim,
             context=None if e.context == "auto" else e.context,
             cache_dir=self.settings.paths.cache, facts=self.store.facts if self.store is not None else None,
-            engram=_table_settings(self.settings), progress=emit, cancel=cancel,
+            engram=table_settings(self.settings), progress=emit, cancel=cancel,
         )  # fmt: skip
         self.view = view
         self.load_s = time.monotonic() - started
@@ -342,7 +342,8 @@ def pack_defaults(folder: Path) -> dict[str, Any]:
     return {key: data[key] for key in DEFAULT_KEYS if key in data} if isinstance(data, dict) else {}
 
 
-def _table_settings(settings: Settings) -> EngramSettings:
+def table_settings(settings: Settings) -> EngramSettings:
+    """The `[engram]` section and engine.engram as the reader takes them."""
     from dsv41chat.engine.engram.table import EngramSettings
 
     t = settings.engram

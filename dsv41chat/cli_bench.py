@@ -1,0 +1,13 @@
+"""`dsv41chat bench ARM`: each arm measures, prints a table and writes a receipt. The arms live in the bench package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def add_commands(commands: Any) -> None:
+    from dsv41chat.bench import engram
+
+    p = commands.add_parser("engram", help="rows of the tables from disk, per path, against the drive", epilog="example: dsv41chat bench engram")
+    engram.add_options(p)
+    p.set_defaults(run=lambda context: engram.run_options(context.args), needs_settings=False)

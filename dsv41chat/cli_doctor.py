@@ -1,0 +1,41 @@
+"""`dsv41chat doctor`: what this machine does with a build, line by line, with a remedy where one is needed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+
+def add_commands(commands: Any) -> None:
+    p = commands.add_parser("engram", help="how the tables of a build are read here", epilog="example: dsv41chat doctor engram --model nano")
+    p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
+    p.add_argument("--no-measure", action="store_true", help="do not time the read paths (some seconds, and their winners are stored)")
+    p.set_defaults(run=_engram)
+
+
+def _engram(context: Any) -> int:
+    from dsv41chat.engine.backend import require_backend
+    from dsv41chat.ui.host import table_settings
+
+    require_backend()
+    from dsv41chat.engine.engram.doctor import Line, examine
+    from dsv41chat.engine.engram.reader import EngramReader
+    from dsv41chat.engine.pack.build import open_pack
+
+    measure = not context.args.no_measure
+    host = context.host(write=measure)
+    build = host.resolve(context.args.model)
+    specs = open_pack(build.folder).table_specs
+    if specs:
+        reader = EngramReader.open(specs, table_settings(context.settings), context.store().facts)
+        try:
+            lines = examine(reader, measure)
+        finally:
+            reader.close()
+    else:
+        lines = [Line("ok", "tables", "this build has no engram tables")]
+    if context.args.json:
+        context.json([{"build": build.name, **asdict(line)} for line in lines])
+    else:
+        context.table(("", build.name, ""), [(line.verdict, line.name, line.text + (f"  {line.remedy}" if line.remedy else "")) for line in lines])
+    return 1 if any(line.verdict == "fail" for line in lines) else 0
