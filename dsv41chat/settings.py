@@ -73,7 +73,7 @@ class Key:
         """What a value must be, in words."""
         words = {
             "str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list of texts",
-            "size": 'a size such as "8 GB"', "dir": "a folder",
+            "size": 'a size such as "8 GB"', "dir": "a folder", "draft": "auto, off or a depth from 0 to 64",
         }  # fmt: skip
         if self.choices:
             return "one of " + ", ".join(self.choices)
@@ -289,7 +289,7 @@ def coerce(key: Key, value: Any) -> Any:
     if kind == "draft":
         if value in ("auto", "off") or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 64):
             return value
-        raise ValueError("auto, off or a depth from 0 to 64")
+        raise ValueError(key.expected())
     if kind == "bool" and isinstance(value, bool):
         return value
     if kind == "int" and isinstance(value, int) and not isinstance(value, bool) and _inside(key, value):
@@ -335,7 +335,7 @@ def parse_text(key: Key, text: str) -> Any:
         try:
             return coerce(key, float(text) if kind == "float" else int(text))
         except ValueError:
-            raise ValueError(key.expected() if kind != "draft" else "auto, off or a depth from 0 to 64") from None
+            raise ValueError(key.expected()) from None
     return coerce(key, text)
 
 

@@ -83,7 +83,7 @@ def _birth_from_proc(pid: int) -> str | None:
 def _birth_from_ps(pid: int) -> str | None:
     try:
         result = subprocess.run(
-            ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, timeout=5
+            ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, env={"PATH": os.defpath, "LC_ALL": "C"}, timeout=5
         )
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -181,15 +181,15 @@ class EngineHost:
 
     # the loaded engine -------------------------------------------------------------------------------------------------
 
-    def loaded(self, ref: BuildRef) -> bool:
-        return self.engine is not None and self.view is not None and self.view.folder == ref.folder
+    def loaded(self, view: BuildView) -> bool:
+        return self.engine is not None and self.view is not None and self.view.folder == view.folder
 
-    def load(self, ref: BuildRef, cancel: Callable[[], bool] = lambda: False) -> Stream:
-        """Open `ref`; iterate the stream for Loading events. On failure the build that was loaded before is opened again.
+    def load(self, view: BuildView, cancel: Callable[[], bool] = lambda: False) -> Stream:
+        """Open a probed build; iterate the stream for Loading events. On failure the build that was loaded before is opened again.
 
-        The iteration raises what open_engine raises: PackError, DoesNotFit, Cancelled, BackendMissing.
+        A missing or incomplete pack is refused by `probe`, while the old build is still there. The iteration raises what
+        open_engine raises: PackError, DoesNotFit, Cancelled, BackendMissing.
         """
-        view = self.probe(ref)  # a missing or incomplete pack is refused while the old build is still there
         self._claim(view)
 
         def job(emit: Callable[[Any], None]) -> None:
@@ -371,6 +371,9 @@ def _open_engine(folder: Path, **options: Any) -> Engine:
 
 
 def _probe_pack(folder: Path) -> Any:
+    from dsv41chat.engine.backend import require_backend
+
+    require_backend()  # the modules that read headers are also those that make arrays of them
     from dsv41chat.engine import probe_pack
 
     return probe_pack(folder)

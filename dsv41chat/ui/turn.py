@@ -133,9 +133,10 @@ class TurnController:
         return self.store.path is not None
 
     def load(self, ref: BuildRef) -> Iterator[TurnEvent]:
-        """Load a build without a turn; yields Loading. Raises what EngineHost.load raises, Abandoned after `abort`."""
-        if not self.host.loaded(ref):
-            self._stream = self.host.load(ref, lambda: self._cancelled)
+        """Load a build without a turn; yields Loading. Raises what probe and load of EngineHost raise, Abandoned after `abort`."""
+        view = self.host.probe(ref)
+        if not self.host.loaded(view):
+            self._stream = self.host.load(view, lambda: self._cancelled)
             yield from self._stream
 
     def estimate(self, request: TurnRequest) -> dict[str, int]:
@@ -217,7 +218,7 @@ class _Turn:
             notice = self.host.first_start_notice(build)
             if notice is not None:
                 yield Noticed("embedded", notice)
-            yield from self._load(ref)
+            yield from self._load(build)
             yield from self._answer(options, seed, device, mlx)
         except Abandoned:
             yield self._failed("interrupted", "The turn was stopped before the engine answered.", "", state="interrupted")
@@ -248,9 +249,7 @@ class _Turn:
         self.store.lock(self.conversation.id)
         if r.text is not None:
             parent_id = self.conversation.leaf_id if r.parent_id == LEAF else r.parent_id
-            self.parent = self.store.add_message(
-                self.conversation.id, parent_id, "user", r.text, queue_id=r.queue_id, clear_draft=r.clear_draft
-            )
+            self.parent = self.store.add_message(self.conversation.id, parent_id, "user", r.text, queue_id=r.queue_id, clear_draft=r.clear_draft)
             return [Saved(self.parent)]
         message = self.store.message(r.regenerate or r.continue_from)
         if r.continue_from is not None:
@@ -293,10 +292,10 @@ class _Turn:
             "context": engine.context_limit if engine is not None else build.context if wanted == "auto" else wanted,
         }  # fmt: skip
 
-    def _load(self, ref: Any) -> Iterator[TurnEvent]:
-        if self.host.loaded(ref):
+    def _load(self, build: BuildView) -> Iterator[TurnEvent]:
+        if self.host.loaded(build):
             return
-        self.c._stream = self.host.load(ref, self._cancel)
+        self.c._stream = self.host.load(build, self._cancel)
         yield from self.c._stream
         self.load_s = self.host.load_s
 
@@ -411,9 +410,16 @@ class _Answer:
                 self._thinks = False
             else:
                 (self._reasoning_ids if self._thinks else self._body_ids).append(id)
-        if self._writer is None:
-            self._begin()
+        if self._writer is not None:
+            self._writer.update(**self._fields())
+            return
+        self._begin()
         self._writer.update(**self._fields())
+        try:
+            # The row exists before the first token is shown, so that the next start can say how this one ended.
+            self._writer.checkpoint()
+        except StoreError as error:
+            log.warning("the answer could not be begun in the store: %s", error)  # `failure` tells the front end
 
     @property
     def failure(self) -> StoreError | None:

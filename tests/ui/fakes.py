@@ -44,6 +44,7 @@ class FakeTokenizer:
 class Script:
     """What the fake says. answer: a text, or a function of (prompt ids, seed, temperature); thinking: shown first when the
     prompt opens a thought; delay_s: pause per token; prefill_s: pause per prefill chunk; error: raised after `error_at` tokens;
+    sessions: every session made;
     finish: overrides the end; load_error: raised while loading; load_s: how long loading takes; ignore_cancel: never looks."""
 
     answer: str | Callable[[tuple[int, ...], int, float], str] = "Hello from the fake engine."
@@ -57,6 +58,7 @@ class Script:
     load_s: float = 0.0
     ignore_cancel: bool = False
     context_limit: int = 8192
+    sessions: list = field(default_factory=list)
     tokenizer: Any = field(default_factory=FakeTokenizer)
 
 
@@ -72,7 +74,6 @@ class FakeEngine:
         self.name = name
         self.tokenizer = script.tokenizer
         self.context_limit = min(context, script.context_limit) if context else script.context_limit
-        self.sessions: list[FakeSession] = []
 
     def calibrate_tables(self, cancel) -> bool:
         return False
@@ -85,7 +86,7 @@ class FakeEngine:
 
     def new_session(self) -> FakeSession:
         session = FakeSession(self)
-        self.sessions.append(session)
+        self.script.sessions.append(session)
         return session
 
 

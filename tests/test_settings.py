@@ -1,0 +1,207 @@
+"""Settings: layers and their order, types, near matches, places, and what a turn gets from them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from dsv41chat.config_file import init_config, set_config, template, toml
+from dsv41chat.settings import KEYS, ConfigError, coerce, load_settings, parse_size, parse_text, read_config
+from dsv41chat.ui.turn_events import TurnOptions
+
+
+def load(tmp_path, text: str = "", environ: dict | None = None, **options):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return load_settings(config=path, environ=environ or {}, **options)
+
+
+def test_order_of_file_environment_and_command_line(tmp_path):
+    text = "[chat]\ntemperature = 0.1\ntop_p = 0.2\ntop_k = 3\n"
+    s = load(tmp_path, text, {"DSV41CHAT_CHAT_TOP_P": "0.4", "DSV41CHAT_CHAT_TOP_K": "5"}, flags={"chat.top_k": 7})
+    assert (s.chat.temperature, s.chat.top_p, s.chat.top_k, s.chat.min_p) == (0.1, 0.4, 7, 0.0)
+    assert [s.origin(f"chat.{name}") for name in ("temperature", "top_p", "top_k", "min_p")] == ["file", "env", "flag", "default"]
+
+
+def build(name="nano", **defaults):
+    return SimpleNamespace(name=name, defaults=defaults)
+
+
+def test_pack_defaults_stand_below_the_file_and_only_for_the_build_of_the_conversation(tmp_path):
+    s = load(tmp_path, "[chat]\ntop_k = 3\n")
+    nano = build(temperature=0, max_tokens=512, effort="off", top_k=9)
+    fresh = s.turn_options(None, nano)
+    assert (fresh.temperature, fresh.max_tokens, fresh.effort, fresh.top_k) == (0.0, 512, "off", 3)
+    born_here = SimpleNamespace(settings={"origin": {"name": "nano", "defaults": nano.defaults}})
+    assert s.turn_options(born_here, nano).max_tokens == 512
+    assert s.turn_options(born_here, build("V4.1-Flash")).max_tokens is None
+    assert s.turn_options(None, build(temperature="warm", effort=3)) == s.turn_options(None, None), "a strange pack value is ignored"
+
+
+def test_conversation_stands_between_environment_and_command_line(tmp_path):
+    own = SimpleNamespace(settings={"effort": "low", "temperature": 0.3, "seed": 4, "loop_stop": False})
+    s = load(tmp_path, "", {"DSV41CHAT_CHAT_EFFORT": "max"}, flags={"chat.temperature": 0.9}, turn={"stop": ("x",)})
+    o = s.turn_options(own, None)
+    assert (o.effort, o.temperature, o.seed, o.stop) == ("low", 0.9, 4, ("x",))
+    assert o.loop_stop is True, "only sampling, effort and limits are the conversation's"
+
+
+@pytest.mark.parametrize(("effort", "limit"), [("off", 8192), ("low", 65536), ("high", 65536), ("max", 131072)])
+def test_token_limits(effort, limit):
+    assert TurnOptions(effort=effort).token_limit() == limit
+    assert TurnOptions(effort=effort, max_tokens=5).token_limit() == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[chat]\n\ntemperature = "hot"', ["line 3", "chat.temperature", "a number of at least 0", '"hot"']),
+        ("[chat]\ntemperature = -1", ["line 2", "chat.temperature"]),
+        ("[chat]\ntop_p = 0", ["above 0"]),
+        ("[chat]\neffort = 'most'", ["one of off, low, high, max"]),
+        ("[chat]\nloop_stop = 1", ["true or false"]),
+        ("[chat]\ntop_k = 1.5", ["a whole number"]),
+        ("[engine]\nmodel_dirs = 'x'", ["a list of texts"]),
+        ("[engine]\ncontext = true", ["a whole number", '"auto"']),
+        ("[cache]\nbudget = 'much'", ["a size"]),
+        ("[keys]\n'chat.send' = 3", ["line 2", 'keys."chat.send"']),
+        ("chat.effort = 7", ["line 1", "chat.effort"]),
+        ("chat = 3", ["must be a section"]),
+        ("[chat", ["not valid TOML"]),
+    ],
+)
+def test_wrong_types_name_the_key_and_the_line(tmp_path, text, said):
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, text)
+    for word in said:
+        assert word in str(error.value)
+
+
+def test_unknown_names_are_warnings_with_near_matches(tmp_path):
+    s = load(tmp_path, "[chat]\nefort = 'low'\n[chatt]\nx = 1\n", {"DSV41CHAT_CHAT_EFORT": "low"})
+    assert len(s.warnings) == 3 and all("did you mean" in warning for warning in s.warnings)
+    assert s.chat.effort == "high"
+
+
+def test_a_value_without_effect_says_so(tmp_path):
+    assert load(tmp_path, "[engine]\nqat_sim = true\n").warnings == ("engine.qat_sim has no effect in this version.",)
+    assert load(tmp_path, "[engine]\nqat_sim = false\n").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("chat.loop_stop", "0", False), ("chat.loop_stop", "TRUE", True), ("engine.context", "auto", "auto"), ("engine.context", "4096", 4096),
+        ("engine.draft", "3", 3), ("engine.draft", "off", "off"), ("cache.budget", "2GiB", 2 << 30), ("engine.model_dirs", "/a:/b", ("/a", "/b")),
+        ("chat.temperature", "1", 1.0),
+    ],
+)  # fmt: skip
+def test_values_from_the_environment(tmp_path, name, text, value):
+    s = load(tmp_path, "", {KEYS[name].variable: text})
+    assert s.get(name) == value and s.origin(name) == "env"
+
+
+@pytest.mark.parametrize(("name", "text"), [("chat.loop_stop", "yes"), ("chat.top_k", "x"), ("chat.temperature", "nan"), ("engine.draft", "-1")])
+def test_bad_values_in_the_environment(tmp_path, name, text):
+    with pytest.raises(ConfigError, match=KEYS[name].variable):
+        load(tmp_path, "", {KEYS[name].variable: text})
+
+
+@pytest.mark.parametrize(("text", "count"), [("5", 5), ("1.5 kB", 1500), ("8 GB", 8 * 10**9), ("8GiB", 8 << 30), ("2m", 2_000_000)])
+def test_sizes(text, count):
+    assert parse_size(text) == count
+
+
+def test_places(tmp_path, own_folders):
+    s = load_settings(environ={})
+    for folder in (s.paths.data, s.paths.cache, s.paths.state, s.paths.log, s.paths.config):
+        assert own_folders in folder.parents and "dsv41chat" in folder.parts
+    moved = load_settings(data_dir=tmp_path, environ={})
+    assert (moved.paths.data, moved.paths.cache, moved.paths.state, moved.paths.log) == (
+        tmp_path, tmp_path / "cache", tmp_path / "state", tmp_path / "log",
+    )  # fmt: skip
+    assert load_settings(environ={"DSV41CHAT_DATA_DIR": str(tmp_path)}).paths.data == tmp_path
+    assert load(tmp_path, f"[cache]\ndir = {toml(str(tmp_path / 'c'))}", data_dir=tmp_path).paths.cache == tmp_path / "c"
+
+
+def test_a_named_config_file_must_exist(tmp_path):
+    with pytest.raises(ConfigError, match="no such config file"):
+        load_settings(config=tmp_path / "none", environ={})
+    with pytest.raises(ConfigError):
+        load_settings(environ={"DSV41CHAT_CONFIG": str(tmp_path / "none")})
+
+
+def test_the_shell_environment(tmp_path):
+    e = load(tmp_path, "", {"NO_COLOR": "1", "EDITOR": "ed", "PAGER": "", "TERM": "dumb"}).environment
+    assert (e.no_color, e.editor, e.visual, e.pager, e.term) == (True, "ed", None, None, "dumb")
+
+
+def test_every_default_is_valid_and_documented():
+    for key in KEYS.values():
+        assert coerce(key, list(key.default) if isinstance(key.default, tuple) else key.default) == key.default
+        assert key.doc and key.expected()
+        if not isinstance(key.default, tuple):
+            assert parse_text(key, str(key.default).lower() if isinstance(key.default, bool) else str(key.default)) == key.default
+
+
+def test_init_writes_a_file_that_masks_nothing(tmp_path):
+    path = tmp_path / "sub" / "config.toml"
+    init_config(path)
+    s = load_settings(config=path, environ={})
+    assert s.layers["file"] == {} and not s.warnings and path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ConfigError, match="exists already"):
+        init_config(path)
+    uncommented = "\n".join(line.removeprefix("# ") for line in template().splitlines()[2:])
+    values, _, warnings = read_config(uncommented, path)
+    assert set(values) == set(KEYS) and not warnings
+
+
+def test_set_keeps_comments_and_everything_else(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('# mine\n[chat]\neffort = "high"  # as at work\ntop_k = 3\n\n[ui]\ntheme = "dark"\n')
+    set_config(path, "chat.effort", "low")
+    assert path.read_text() == '# mine\n[chat]\neffort = "low"  # as at work\ntop_k = 3\n\n[ui]\ntheme = "dark"\n'
+    set_config(path, "chat.top_p", "0.5")
+    set_config(path, "log.level", "debug")
+    set_config(path, "keys.chat.send", 'ctrl+"x"')
+    set_config(path, "engine.model_dirs", "/one:/two")
+    set_config(path, "engine.model_dirs", "/three")
+    s = load_settings(config=path, environ={})
+    assert (s.chat.effort, s.chat.top_k, s.chat.top_p, s.ui.theme, s.log.level) == ("low", 3, 0.5, "dark", "debug")
+    assert s.engine.model_dirs == ("/three",) and s.keys == {"chat.send": 'ctrl+"x"'}
+    assert path.read_text().startswith("# mine\n[chat]\n")
+
+
+def test_set_replaces_a_list_over_several_lines(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[engine]\nmodel_dirs = [\n  "/a",  # old\n  "/b",\n]\ndraft = "off"\n')
+    set_config(path, "engine.model_dirs", "/c")
+    assert path.read_text() == '[engine]\nmodel_dirs = ["/c"]\ndraft = "off"\n'
+
+
+def test_set_follows_a_commented_line_and_dotted_keys(tmp_path):
+    path = tmp_path / "config.toml"
+    init_config(path)
+    before = path.read_text().splitlines()
+    set_config(path, "chat.effort", "off")
+    after = path.read_text().splitlines()
+    assert [line for line in after if line not in before] == ['effort = "off"']
+    path.write_text('chat.effort = "low"\n')
+    set_config(path, "chat.effort", "max")
+    assert path.read_text() == 'chat.effort = "max"\n'
+
+
+@pytest.mark.parametrize(("name", "value"), [("chat.efort", "low"), ("chat.effort", "most"), ("nothing", "1"), ("keys.", "x")])
+def test_set_refuses(tmp_path, name, value):
+    with pytest.raises(ConfigError):
+        set_config(tmp_path / "config.toml", name, value)
+    assert not (tmp_path / "config.toml").exists()
+
+
+def test_set_refuses_a_form_that_it_cannot_edit(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('chat = { effort = "low" }\n')
+    with pytest.raises(ConfigError, match="by hand"):
+        set_config(path, "chat.effort", "high")
+    assert path.read_text() == 'chat = { effort = "low" }\n'
