@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -84,9 +85,10 @@ def test_unknown_names_are_warnings_with_near_matches(tmp_path):
     assert s.chat.effort == "high"
 
 
-def test_a_value_without_effect_says_so(tmp_path):
-    assert load(tmp_path, "[engine]\nqat_sim = true\n").warnings == ("engine.qat_sim has no effect in this version.",)
-    assert load(tmp_path, "[engine]\nqat_sim = false\n").warnings == ()
+def test_a_value_without_effect_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("dsv41chat.settings.KEYS", {**KEYS, "ui.math": replace(KEYS["ui.math"], inert=True)})
+    assert load(tmp_path, "[ui]\nmath = 'source'\n").warnings == ("ui.math has no effect in this version.",)
+    assert load(tmp_path, "[ui]\nmath = 'unicode'\n").warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class _Stream(io.TextIOWrapper):
 
 
 class Program:
-    """Runs `dsv41chat` in this process. `data`: its data folder. script: what the engine says, None for the real engine."""
+    """Runs `dsv41chat` in this process. data: its data folder. script: what the engine says, unless a call brings its own."""
 
     def __init__(self, data: Path, monkeypatch, script: Script | None = None):
         self.data = data
@@ -61,7 +61,7 @@ class Program:
     def __call__(
         self, *argv: str, stdin: bytes | str | None = None, terminal: bool = False, script: Script | None = None, real: bool = False
     ) -> Result:
-        """stdin None: a terminal; text or bytes: a pipe. terminal: stdout and stderr are one."""
+        """stdin None: a terminal; text or bytes: a pipe. terminal: stdout and stderr are one. real: the real engine."""
         data = stdin.encode() if isinstance(stdin, str) else stdin
         streams = {"stdin": _Stream(data or b"", terminal=stdin is None), "stdout": _Stream(terminal=terminal), "stderr": _Stream(terminal=terminal)}
         with self._monkeypatch.context() as patch:
@@ -78,13 +78,6 @@ class Program:
         for name in ("stdout", "stderr"):
             streams[name].flush()
         return Result(exit.code, streams["stdout"].data.getvalue().decode(), streams["stderr"].data.getvalue().decode())
-
-    def calls(self) -> list[Any]:
-        """Every `generate` call of the newest host's sessions, while the engine is still there."""
-        return [call for session in self.sessions() for call in session.calls]
-
-    def sessions(self) -> list[Any]:
-        return self.script.sessions
 
 
 def child(data: Path, argv: Sequence[str], script: dict[str, Any] | None = None, **popen: Any) -> subprocess.Popen:
