@@ -39,6 +39,8 @@ _RULES = tuple(
         (r"\.compressor\.indexer\.", ".indexer.compressor."),
         *((rf"\.compressor\.{a}(?=\.|$)", f".compressor.{b}") for a, b in _COMPRESSOR),
         *((rf"\.attn\.{a}(?=\.|$)", f".attn.{b}") for a, b in _ATTENTION),
+        # What transformers 5.24 writes for kv_norm when it saves a model.
+        (r"^(layers\.\d+\.attn)\.norm\.weight$", r"\1.kv_norm.weight"),
         (r"\.switch_mlp\.", ".experts."),
         *((rf"(\.(?:shared_)?experts(?:\.\d+)?)\.{a}$", rf"\1.{b}.weight") for a, b in _EXPERT),
         *((rf"(\.(?:shared_)?experts(?:\.\d+)?)\.{a}\.", rf"\1.{b}.") for a, b in _EXPERT),
