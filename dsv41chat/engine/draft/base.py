@@ -20,16 +20,22 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """block: most proposals of one pass. needs_taps: whether verify rows must carry taps."""
+    """kind: mtp, dspark or none. block: most proposals of one pass. window: how many rows before a position matter to it.
+    needs_taps: whether verify rows must carry taps."""
 
+    kind: str
     block: int
+    window: int
     needs_taps: bool
 
     def reset(self) -> None:
         """Forget everything: the lane starts again."""
 
+    def features(self, trial) -> mx.array | None:
+        """What `ingest` wants of a forward's rows: its taps, its streams or nothing."""
+
     def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
-        """Committed rows at first_pos..: their taps and the token that follows each row."""
+        """Committed rows at first_pos..: their features and the token that follows each row. Cheap: the work waits for `propose`."""
 
     def propose(self, pending: int, n: int, want: int, sampling: SamplingParams) -> Proposal:
         """Guesses for positions n + 1.. after `pending`, the token chosen for position n."""
@@ -47,11 +53,16 @@ class Drafter(Protocol):
 class PlainDrafter:
     """Proposes nothing: plain decode is the drafted round of depth 0."""
 
+    kind = "none"
     block = 0
+    window = 0
     needs_taps = False
 
     def reset(self) -> None:
         return
+
+    def features(self, trial) -> mx.array | None:
+        return None
 
     def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         return
@@ -67,3 +78,59 @@ class PlainDrafter:
 
     def load(self, state: dict[str, mx.array], n: int) -> None:
         return
+
+
+class RowQueue:
+    """Committed rows that a drafter has not worked on yet. Only the newest `window` can matter, so no more are kept."""
+
+    def __init__(self, window: int):
+        self.window = window
+        self.clear()
+
+    def clear(self) -> None:
+        self.parts: list[mx.array] = []
+        self.tokens: list[int] = []
+        self.first = 0
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.tokens)
+
+    def add(self, rows: mx.array, first: int, tokens: Sequence[int]) -> None:
+        """rows [r, ...] at positions first ..; rows that do not follow the ones held replace them."""
+        if not len(tokens):
+            return
+        if not self.tokens or first != self.end:
+            self.clear()
+            self.first = first
+        self.parts.append(rows)
+        self.tokens += [int(t) for t in tokens]
+        excess = len(self.tokens) - self.window
+        while excess > 0 and self.parts[0].shape[0] <= excess:
+            dropped = self.parts.pop(0).shape[0]
+            self.first, excess = self.first + dropped, excess - dropped
+            del self.tokens[:dropped]
+        if excess > 0:
+            self.parts[0] = self.parts[0][excess:]
+            self.first += excess
+            del self.tokens[:excess]
+
+    def truncate(self, n: int) -> None:
+        keep = max(0, n - self.first)
+        if keep >= len(self.tokens):
+            return
+        del self.tokens[keep:]
+        parts, left = [], keep
+        for part in self.parts:
+            if left > 0:
+                parts.append(part[:left])
+                left -= part.shape[0]
+        self.parts = parts
+
+    def take(self) -> tuple[mx.array, int, list[int]] | None:
+        """(rows, first position, tokens) of everything held, which is then gone; None when there is nothing."""
+        if not self.tokens:
+            return None
+        out = mx.concatenate(self.parts) if len(self.parts) > 1 else self.parts[0], self.first, self.tokens
+        self.clear()
+        return out
