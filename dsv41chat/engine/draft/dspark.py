@@ -54,10 +54,6 @@ class DSparkModel:
     collapse_head: Callable[[mx.array], mx.array] | None
     dtype: mx.Dtype
 
-    def arrays(self) -> list[mx.array]:
-        out = [self.main_norm, self.norm, self.markov_embed, self.markov_head.weight, self.confidence]
-        return out
-
     def context(self, taps: mx.array, first: int) -> list[mx.array]:
         """taps [r, layers * D] of rows at first .. -> per stage the ring rows [r, C]."""
         x = rms(self.main_proj(taps.astype(self.dtype)), self.main_norm, self.eps)

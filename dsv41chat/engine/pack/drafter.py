@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dsv41chat.engine.errors import PackError
 from dsv41chat.engine.pack.index import TensorRef
-from dsv41chat.engine.pack.names import Expected, check_tensor, scale_name
+from dsv41chat.engine.pack.names import Expected, block_tensors, check_tensor, scale_name
 
 _STAGE = re.compile(r"mtp\.(\d+)\.")
 _DSPARK_PARTS = (".main_proj.", ".markov_head.", ".confidence_head.")
@@ -94,7 +94,7 @@ def _dspark_plan(c, stages: list[int]) -> DraftPlan:
     picks = _setting(c, "num_experts_per_tok", 1, experts + 1) if "dspark_num_experts_per_tok" in c.dspark else c.num_experts_per_tok
     d, v, lagged = c.hidden_size, c.vocab_size, c.family == "v41"
     prefixes = tuple(f"mtp.{s}" for s in stages)
-    out = {f"{p}.{name}": e for p in prefixes for name, e in stage_tensors(c, experts).items()}
+    out = {f"{p}.{name}": e for p in prefixes for name, e in block_tensors(c, experts).items()}
     out["mtp.0.main_proj.weight"] = Expected((d, len(taps) * d), "linear")
     out["mtp.0.main_norm.weight"] = Expected((d,), "float")
     last = prefixes[-1]
@@ -115,7 +115,7 @@ def _mtp_plan(c, stages: list[int]) -> DraftPlan:
     if c.family != "v4":
         raise ValueError("it is a next-token block, which belongs to DeepSeek-V4 only")
     prefix, d = f"mtp.{stages[0]}" if stages else "mtp", c.hidden_size
-    out = {f"{prefix}.{name}": e for name, e in stage_tensors(c, c.n_routed_experts).items()}
+    out = {f"{prefix}.{name}": e for name, e in block_tensors(c, c.n_routed_experts).items()}
     out |= {f"{prefix}.{name}.weight": Expected((d,), "float") for name in ("enorm", "hnorm", "norm")}
     out |= {f"{prefix}.{name}.weight": Expected((d, d), "linear") for name in ("e_proj", "h_proj")}
     return DraftPlan("mtp", (prefix,), out | _collapse_head(c, prefix), _MTP_BLOCK, c.n_routed_experts, c.num_experts_per_tok)
@@ -126,29 +126,3 @@ def _collapse_head(c, prefix: str) -> dict[str, Expected]:
     shapes = {"fn": (s, s * c.hidden_size), "base": (s,), "scale": (1,)}
     return {f"{prefix}.hc_head_{part}": Expected(shape, "float") for part, shape in shapes.items()}
 
-
-def stage_tensors(c, experts: int) -> dict[str, Expected]:
-    """The tensors of one window-only layer with score routing, without a prefix."""
-    d, hd, moe, s = c.hidden_size, c.head_dim, c.moe_intermediate_size, c.hc_mult
-    wide = c.num_attention_heads * hd
-    floats: dict[str, tuple[int, ...]] = {
-        "attn_norm.weight": (d,),
-        "ffn_norm.weight": (d,),
-        "attn.q_norm.weight": (c.q_lora_rank,),
-        "attn.kv_norm.weight": (hd,),
-        "attn.attn_sink": (c.num_attention_heads,),
-        "ffn.gate.weight": (experts, d),
-        "ffn.gate.bias": (experts,),
-    }
-    for half in ("attn", "ffn"):
-        floats |= {f"hc_{half}_fn": ((2 + s) * s, s * d), f"hc_{half}_base": ((2 + s) * s,), f"hc_{half}_scale": (3,)}
-    linears: dict[str, tuple[int, int]] = {
-        "attn.wq_a.weight": (c.q_lora_rank, d),
-        "attn.wq_b.weight": (wide, c.q_lora_rank),
-        "attn.wkv.weight": (hd, d),
-        "attn.wo_a.weight": (c.o_groups * c.o_lora_rank, wide // c.o_groups),
-        "attn.wo_b.weight": (d, c.o_groups * c.o_lora_rank),
-    }
-    for owner in ("shared_experts", *(f"experts.{e}" for e in range(experts))):
-        linears |= {f"ffn.{owner}.w1.weight": (moe, d), f"ffn.{owner}.w2.weight": (d, moe), f"ffn.{owner}.w3.weight": (moe, d)}
-    return {k: Expected(v, "float") for k, v in floats.items()} | {k: Expected(v, "linear") for k, v in linears.items()}

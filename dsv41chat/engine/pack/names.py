@@ -36,7 +36,8 @@ def expected_v41(c: V41Config, plan: tuple[LayerPlan, ...]) -> dict[str, Expecte
     return out
 
 
-def _layer(c: V41Config, layer: LayerPlan) -> dict[str, Expected]:
+def block_tensors(c: V41Config, experts: int) -> dict[str, Expected]:
+    """What every layer and every draft stage has, without a prefix: two mixes, norms, attention projections, router, experts."""
     d, hd, moe, s = c.hidden_size, c.head_dim, c.moe_intermediate_size, c.hc_mult
     wide = c.num_attention_heads * hd
     floats: dict[str, tuple[int, ...]] = {
@@ -45,9 +46,8 @@ def _layer(c: V41Config, layer: LayerPlan) -> dict[str, Expected]:
         "attn.q_norm.weight": (c.q_lora_rank,),
         "attn.kv_norm.weight": (hd,),
         "attn.attn_sink": (c.num_attention_heads,),
-        "ffn.gate.weight": (c.n_routed_experts, d),
-        "ffn.gate.bias": (c.n_routed_experts,),
-        "ffn.gate.bias_vl": (c.n_routed_experts,),
+        "ffn.gate.weight": (experts, d),
+        "ffn.gate.bias": (experts,),
     }
     for half in ("attn", "ffn"):
         floats |= {f"hc_{half}_fn": ((2 + s) * s, s * d), f"hc_{half}_base": ((2 + s) * s,), f"hc_{half}_scale": (3,)}
@@ -58,8 +58,16 @@ def _layer(c: V41Config, layer: LayerPlan) -> dict[str, Expected]:
         "attn.wo_a.weight": (c.o_groups * c.o_lora_rank, wide // c.o_groups),
         "attn.wo_b.weight": (d, c.o_groups * c.o_lora_rank),
     }
-    for owner in ("shared_experts", *(f"experts.{e}" for e in range(c.n_routed_experts))):
+    for owner in ("shared_experts", *(f"experts.{e}" for e in range(experts))):
         linears |= {f"ffn.{owner}.w1.weight": (moe, d), f"ffn.{owner}.w2.weight": (d, moe), f"ffn.{owner}.w3.weight": (moe, d)}
+    return {k: Expected(v, "float") for k, v in floats.items()} | {k: Expected(v, "linear") for k, v in linears.items()}
+
+
+def _layer(c: V41Config, layer: LayerPlan) -> dict[str, Expected]:
+    d, hd, s = c.hidden_size, c.head_dim, c.hc_mult
+    out = block_tensors(c, c.n_routed_experts)
+    floats: dict[str, tuple[int, ...]] = {"ffn.gate.bias_vl": (c.n_routed_experts,)}
+    linears: dict[str, tuple[int, int]] = {}
     if layer.scores:
         linears["attn.indexer.wq_b.weight"] = (c.index_n_heads * c.index_head_dim, c.q_lora_rank)
         floats["attn.indexer.weights_proj.weight"] = (c.index_n_heads, d)
@@ -72,7 +80,7 @@ def _layer(c: V41Config, layer: LayerPlan) -> dict[str, Expected]:
         }
         if layer.ratio > 1:
             floats["attn.compressor.wgate.weight"] = (hd, d)
-    out = {k: Expected(v, "float") for k, v in floats.items()} | {k: Expected(v, "linear") for k, v in linears.items()}
+    out |= {k: Expected(v, "float") for k, v in floats.items()} | {k: Expected(v, "linear") for k, v in linears.items()}
     if layer.engram_slot >= 0:
         e = c.engram
         out |= {
@@ -133,11 +141,11 @@ def check_names(
         ]
         raise PackIncomplete("; ".join(words), "the build does not match its config.json; copy or convert it again")
     for name, want in expected.items():
-        _check_tensor(tensors, name, want, block)
+        check_tensor(tensors, name, want, block)
     return [f"{count} tensors of {family} are not used by the text trunk" for family, count in sorted(skipped.items())]
 
 
-def _check_tensor(tensors: dict[str, TensorRef], name: str, want: Expected, block: int | None) -> None:
+def check_tensor(tensors: dict[str, TensorRef], name: str, want: Expected, block: int | None) -> None:
     ref, scale = tensors[name], tensors.get(scale_name(name)) if want.kind != "float" else None
     shape = ref.shape[:-1] + (ref.shape[-1] * 2,) if ref.dtype == "I8" and ref.shape else ref.shape
     if shape != want.shape:
