@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from dsv41chat.engine.draft.base import Drafter
+from dsv41chat.engine.draft.base import Drafter, Proposal
+from dsv41chat.engine.draft.depth import DepthPolicy, FixedDepth, RoundTimes
 from dsv41chat.engine.sampling import SamplingParams
 from dsv41chat.engine.target import Target
 
 
 @dataclass(frozen=True)
 class Round:
-    """emitted: tokens chosen by the target, one more than `accepted` proposals; ended: why emission stopped, or None."""
+    """emitted: tokens chosen by the target, one more than `accepted` proposals; proposed: verified rows beside the pending one;
+    ended: why emission stopped, or None."""
 
     emitted: tuple[int, ...]
     proposed: int
@@ -25,30 +28,36 @@ class Round:
 def run_round(
     target: Target,
     drafter: Drafter,
+    depth: FixedDepth | DepthPolicy,
     pending: int,
-    depth: int,
+    limit: int,
     sampling: SamplingParams,
     select: Callable[[np.ndarray, int], int],
     emit: Callable[[int], str | None],
     cancelled: Callable[[], bool],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Round | None:
-    """pending: the token chosen for position n, in no lane yet. depth: most proposals wanted.
+    """pending: the token chosen for position n, in no lane yet. limit: most proposals that can count (token budget, context).
 
     select(row, position) is `choose` bound to the history that `emit` keeps; emit(token) takes one final token and answers why
     emission ends there (stop id, stop string, budget, loop), or None. Each token that the walk chooses is final the moment it is
     chosen, so every cut falls before the commit and the lane ends exactly at it. None when cancelled between verify and walk:
     then nothing is committed and `pending` stays valid.
     """
-    n = target.n
-    proposal = drafter.propose(pending, n, depth, sampling).ids[:depth] if depth > 0 else ()
-    trial = target.rows([pending, *proposal], want_taps=drafter.needs_taps)
+    n, began = target.n, clock()
+    want = depth.ask(limit)
+    proposal = drafter.propose(pending, n, want, sampling) if want > 0 else Proposal(())
+    kept = depth.keep(proposal, limit)
+    guesses, drafted = proposal.ids[:kept], clock()
+    trial = target.rows([pending, *guesses], want_taps=drafter.needs_taps)
     if cancelled():
         target.drop()
         return None
     logits, emitted, ended = np.array(trial.logits), [], None
+    verified = clock()
     for i in range(trial.count):
         token = select(logits[i], n + i + 1)
-        last = i == len(proposal) or token != proposal[i]
+        last = i == kept or token != guesses[i]
         if last:
             target.prefetch(n + i + 1, token)
         emitted.append(token)
@@ -56,5 +65,7 @@ def run_round(
         if ended is not None or last:
             break
     target.commit(trial, len(emitted))
-    drafter.ingest(None if trial.taps is None else trial.taps[: len(emitted)], n, tuple(emitted))
-    return Round(tuple(emitted), len(proposal), len(emitted) - 1, ended)
+    features = drafter.features(trial)
+    drafter.ingest(None if features is None else features[: len(emitted)], n, tuple(emitted))
+    depth.learn(proposal, kept, emitted, RoundTimes(drafted - began, verified - drafted, clock() - began))
+    return Round(tuple(emitted), kept, len(emitted) - 1, ended)
