@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
-from dsv41chat.engine.sampling import SamplingParams
+from dsv41chat.engine.errors import EngineError
+from dsv41chat.engine.sampling import SamplingParams, choose
+
+# A sampled guess is drawn among this many best candidates; it only has to agree with the target often.
+_DRAFT_CANDIDATES = 64
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,8 @@ class Drafter(Protocol):
     def reset(self) -> None:
         """Forget everything: the lane starts again."""
 
-    def features(self, trial) -> mx.array | None:
-        """What `ingest` wants of a forward's rows: its taps, its streams or nothing."""
-
     def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
-        """Committed rows at first_pos..: their features and the token that follows each row. Cheap: the work waits for `propose`."""
+        """Committed rows at first_pos..: their taps and the token that follows each row. Cheap: the work waits for `propose`."""
 
     def propose(self, pending: int, n: int, want: int, sampling: SamplingParams) -> Proposal:
         """Guesses for positions n + 1.. after `pending`, the token chosen for position n."""
@@ -61,9 +63,6 @@ class PlainDrafter:
     def reset(self) -> None:
         return
 
-    def features(self, trial) -> mx.array | None:
-        return None
-
     def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         return
 
@@ -78,6 +77,31 @@ class PlainDrafter:
 
     def load(self, state: dict[str, mx.array], n: int) -> None:
         return
+
+
+def draft_choice(row: mx.array, position: int, sampling: SamplingParams) -> mx.array:
+    """The guess for `position` from a drafter's logits row [vocab]: an int scalar, on the device where the turn is greedy.
+
+    Sampled turns share the target's noise of that position, so that drafter and target agree more often than by chance.
+    """
+    if sampling.temperature == 0:
+        return mx.argmax(row)
+    return mx.array(choose(np.array(row), position, {}, sampling, _DRAFT_CANDIDATES))
+
+
+def logit_spread(logits: mx.array) -> mx.array:
+    """float32 [n]: largest minus smallest logit of each row, for `check_spread`."""
+    return mx.max(logits, axis=-1) - mx.min(logits, axis=-1)
+
+
+def check_spread(spread: mx.array, n: int) -> None:
+    """Raise EngineError when a row of a drafter's logits was all equal or not finite: buffers of a failed device read like that."""
+    found = np.array(spread)
+    if not (np.isfinite(found).all() and (found > 0).all()):
+        raise EngineError(
+            f"the drafter's logits at position {n} are all equal or not finite; the device has failed or its weights are damaged",
+            "restart the program; --draft off answers without the drafter",
+        )
 
 
 class RowQueue:

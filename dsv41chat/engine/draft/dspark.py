@@ -7,32 +7,29 @@ the model holds as data: whether a sublayer collapses the streams with its own `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.draft.base import Proposal, RowQueue
+from dsv41chat.engine.draft.base import Proposal, RowQueue, check_spread, draft_choice, logit_spread
 from dsv41chat.engine.draft.rings import DraftRings
 from dsv41chat.engine.draft.stage import Stage
-from dsv41chat.engine.errors import EngineError
+from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
-from dsv41chat.engine.ops.attend import attend_rows
 from dsv41chat.engine.ops.hyper import collapse, expand
 from dsv41chat.engine.ops.norm import rms
 from dsv41chat.engine.ops.rope import rope_table
-from dsv41chat.engine.sampling import SamplingParams, choose
-
-# A sampled guess is drawn among this many best candidates; it only has to agree with the target often.
-_DRAFT_CANDIDATES = 64
+from dsv41chat.engine.sampling import SamplingParams
 
 
 @dataclass
 class DSparkModel:
     """block: rows of one pass. noise: the token id of the rows after the pending one. frequencies: of the stages' rope.
 
-    embed and head are the trunk's. collapse_head: the learned last collapse h [n, S, D] -> [n, S], None where `lagged`.
+    embed and head are the trunk's, and so is head_dtype, the precision of the head's input. collapse_head: the learned last
+    collapse, None where `lagged`.
     """
 
     stages: list[Stage]
@@ -51,7 +48,8 @@ class DSparkModel:
     streams: int
     eps: float
     lagged: bool
-    collapse_head: Callable[[mx.array], mx.array] | None
+    collapse_head: HyperHead | None
+    head_dtype: mx.Dtype
     dtype: mx.Dtype
 
     def context(self, taps: mx.array, first: int) -> list[mx.array]:
@@ -76,38 +74,30 @@ class DSparkModel:
             pre, post, comb = stage.attn_mix(h)
             x = rms(collapse(h, carry if self.lagged else pre), stage.attn_norm, self.eps)
             keys = mx.concatenate([ring[slots], stage.latent(x, table)])[None]
-            h = expand(stage.attend(x, keys, keep, table, attend_rows), h, post, comb)
+            h = expand(stage.attend(x, keys, keep, table), h, post, comb)
             carry = pre
             pre, post, comb = stage.ffn_mix(h)
             y = stage.moe(rms(collapse(h, carry if self.lagged else pre), stage.ffn_norm, self.eps), None)
             h, carry = expand(y, h, post, comb), pre
-        return collapse(h, carry if self.lagged else self.collapse_head(h))
+        return collapse(h, carry) if self.lagged else self.collapse_head(h)
 
     def propose(self, pending: int, n: int, want: int, rings: DraftRings, sampling: SamplingParams) -> tuple[list[int], mx.array, mx.array]:
         """(ids of `want` guesses, logits float32 [want, vocab], confidence logits float32 [want])."""
         z = self.forward(pending, n, rings)[:want]
-        base = self.head(rms(z, self.norm, self.eps).astype(mx.float32))
+        base = self.head(rms(z, self.norm, self.eps).astype(self.head_dtype)).astype(mx.float32)
         prev, ids, rows, memory = mx.array(pending), [], [], []
         for j in range(want):
             m = self.markov_embed[prev].astype(mx.float32)
             row = base[j] + self.markov_head(m[None])[0]
-            if sampling.temperature == 0:
-                prev = mx.argmax(row)
-            else:
-                prev = mx.array(choose(np.array(row), n + 1 + j, {}, sampling, _DRAFT_CANDIDATES))
+            prev = draft_choice(row, n + 1 + j, sampling)
             ids.append(prev)
             rows.append(row)
             memory.append(m)
         logits = mx.stack(rows)
         confidence = mx.concatenate([z.astype(mx.float32), mx.stack(memory)], axis=-1) @ self.confidence
-        spread = mx.max(logits, axis=-1) - mx.min(logits, axis=-1)
-        chosen = mx.stack(ids)
+        chosen, spread = mx.stack(ids), logit_spread(logits)
         mx.eval(chosen, confidence, spread)
-        if not (np.isfinite(np.array(spread)).all() and (np.array(spread) > 0).all()):
-            raise EngineError(
-                f"the drafter's logits at position {n} are all equal or not finite; the device has failed or its weights are damaged",
-                "restart the program; --draft off answers without the drafter",
-            )
+        check_spread(spread, n)
         return np.array(chosen).tolist(), logits, confidence
 
 
@@ -125,9 +115,6 @@ class DSparkDrafter:
     def reset(self) -> None:
         self.queue.clear()
         self.rings.reset()
-
-    def features(self, trial) -> mx.array | None:
-        return trial.taps
 
     def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         self.queue.add(taps, first_pos, next_tokens)

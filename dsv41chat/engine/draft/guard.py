@@ -40,9 +40,6 @@ class GuardedDrafter:
     def reset(self) -> None:
         self._try(lambda: self._inner.reset(), None)
 
-    def features(self, trial) -> mx.array | None:
-        return self._try(lambda: self._inner.features(trial), None)
-
     def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         self._try(lambda: self._inner.ingest(taps, first_pos, next_tokens), None)
 

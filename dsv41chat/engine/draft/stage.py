@@ -1,4 +1,4 @@
-"""One draft stage: the halves of a window-only layer, wired by the drafter that owns it."""
+"""One draft stage: a window-only, score-routed layer of either family, wired by the drafter that owns it."""
 
 from __future__ import annotations
 
@@ -8,36 +8,53 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from dsv41chat.engine.config import V41Config
+from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.hyper_connection import HyperConnection
 from dsv41chat.engine.nn.moe import MoE
+from dsv41chat.engine.nn.moe_v4 import MoEV4
+from dsv41chat.engine.ops import attend, fakequant
+from dsv41chat.engine.ops.norm import rms
+from dsv41chat.engine.ops.rope import rotate
 from dsv41chat.engine.pack.source import WeightSource
 
 
 @dataclass
 class Stage:
-    """cache_quant: the trunk's rounding of window rows, so that ring rows are made as the trunk makes its own."""
+    """head_norm: V4 norms every query head without a weight. rounding: the trunk's own of window rows, None where that is off.
+
+    core: the attention core, `ops.attend.attend_rows` or what a route puts in its place.
+    """
 
     attn_mix: HyperConnection
     ffn_mix: HyperConnection
     attn_norm: mx.array
     ffn_norm: mx.array
     attention: AttentionWeights
-    moe: MoE
-    cache_quant: bool
+    moe: MoE | MoEV4
+    head_norm: bool
+    rounding: Callable[[mx.array], mx.array] | None
     dtype: mx.Dtype
+    core: Callable = attend.attend_rows
 
     @classmethod
-    def load(cls, c: V41Config, source: WeightSource, prefix: str, experts: int, picks: int, cache_quant: bool) -> Stage:
-        """prefix: such as `mtp.0`. experts, picks: of this drafter, which may differ from the trunk's."""
+    def load(cls, c: V41Config | V4Config, source: WeightSource, prefix: str, experts: int, picks: int, rounded: bool) -> Stage:
+        """prefix: such as `mtp.0`. experts, picks: of this drafter, which differ from the trunk's in V4.1."""
+        if c.family == "v4":
+            moe = MoEV4.load(c, source, f"{prefix}.ffn")
+            rounding = (lambda kv: fakequant.v4_fp8(kv, c.qk_rope_head_dim)) if rounded else None
+        else:
+            moe = MoE.load(c, source, f"{prefix}.ffn", experts, picks, image_bias=False)
+            rounding = fakequant.fp8_ue8m0 if rounded else None
         return cls(
             HyperConnection.load(c, source, f"{prefix}.hc_attn"),
             HyperConnection.load(c, source, f"{prefix}.hc_ffn"),
             source.float32(f"{prefix}.attn_norm.weight"),
             source.float32(f"{prefix}.ffn_norm.weight"),
             AttentionWeights.load(c, source, f"{prefix}.attn"),
-            MoE.load(c, source, f"{prefix}.ffn", experts, picks, image_bias=False),
-            cache_quant,
+            moe,
+            c.family == "v4",
+            rounding,
             source.dtype,
         )
 
@@ -46,11 +63,14 @@ class Stage:
         return self.attention.head_dim
 
     def latent(self, x: mx.array, table) -> mx.array:
-        """x [n, D] -> key-and-value rows [n, C]."""
-        return self.attention.latent(x, table, self.cache_quant)
+        """x [n, D] -> key-and-value rows [n, C], as the trunk makes its window rows."""
+        w = self.attention
+        kv = rotate(rms(w.wkv(x), w.kv_norm, w.eps), table)
+        return self.rounding(kv) if self.rounding is not None else kv
 
-    def attend(self, x: mx.array, keys: mx.array, keep_mask: mx.array, table, core: Callable) -> mx.array:
+    def attend(self, x: mx.array, keys: mx.array, keep_mask: mx.array, table) -> mx.array:
         """x [n, D] against keys [1 or n, K, C] where keep_mask [1 or n, K] -> [n, D]."""
         w = self.attention
-        _, q = w.query(x, table)
-        return w.output(core(q, keys, keep_mask, w.sink, w.head_dim**-0.5), table, self.dtype)
+        q = w.wq_b(rms(w.wq_a(x), w.q_norm, w.eps)).reshape(x.shape[0], w.heads, w.head_dim)
+        q = rotate(rms(q, None, w.eps) if self.head_norm else q, table)
+        return w.output(self.core(q, keys, keep_mask, w.sink, w.head_dim**-0.5), table, self.dtype)

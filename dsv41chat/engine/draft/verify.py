@@ -65,7 +65,6 @@ def run_round(
         if ended is not None or last:
             break
     target.commit(trial, len(emitted))
-    features = drafter.features(trial)
-    drafter.ingest(None if features is None else features[: len(emitted)], n, tuple(emitted))
+    drafter.ingest(None if trial.taps is None else trial.taps[: len(emitted)], n, tuple(emitted))
     depth.learn(proposal, kept, emitted, RoundTimes(drafted - began, verified - drafted, clock() - began))
     return Round(tuple(emitted), kept, len(emitted) - 1, ended)

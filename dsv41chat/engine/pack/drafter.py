@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dsv41chat.engine.errors import PackError
 from dsv41chat.engine.pack.index import TensorRef
 from dsv41chat.engine.pack.names import Expected, block_tensors, check_tensor, scale_name
+from dsv41chat.engine.pack.names_v4 import expected_block
 
 _STAGE = re.compile(r"mtp\.(\d+)\.")
 _DSPARK_PARTS = (".main_proj.", ".markov_head.", ".confidence_head.")
@@ -57,7 +58,7 @@ def find_drafter(tensors: dict[str, TensorRef], c) -> DrafterFound:
     stages = sorted({int(m.group(1)) for n in mine if (m := _STAGE.match(n))})
     dspark = any(part in n for n in mine for part in _DSPARK_PARTS) or int(c.dspark.get("dspark_block_size") or 0) > 0
     try:
-        plan = _dspark_plan(c, stages) if dspark else _mtp_plan(c, stages)
+        plan = (_dspark_plan if dspark else _mtp_plan)(c, stages, any(n.endswith(".experts.w1.weight") for n in mine))
     except ValueError as error:
         return DrafterFound(None, f"the drafter is left out: {error}")
     missing = [n for n in plan.expected if n not in tensors]
@@ -82,7 +83,7 @@ def _setting(c, name: str, low: int, high: int | None = None) -> int:
     return value
 
 
-def _dspark_plan(c, stages: list[int]) -> DraftPlan:
+def _dspark_plan(c, stages: list[int], stacked: bool) -> DraftPlan:
     count = len(stages)
     if not stages or stages != list(range(count)):
         raise ValueError(f"its stages are {stages}, expected 0, 1, ... without a gap")
@@ -90,19 +91,22 @@ def _dspark_plan(c, stages: list[int]) -> DraftPlan:
     if not isinstance(taps, list) or not taps or taps != sorted(set(taps)) or not all(0 <= t < c.num_hidden_layers for t in taps):
         raise ValueError(f"config.json: $.dspark_target_layer_ids is {taps!r}, expected ascending layers of the trunk")
     rank = _setting(c, "markov_rank", 1)
-    experts = _setting(c, "n_routed_experts", 1) if "dspark_n_routed_experts" in c.dspark else c.n_routed_experts
-    picks = _setting(c, "num_experts_per_tok", 1, experts + 1) if "dspark_num_experts_per_tok" in c.dspark else c.num_experts_per_tok
-    d, v, lagged = c.hidden_size, c.vocab_size, c.family == "v41"
+    own = c.family == "v41"
+    experts = _setting(c, "n_routed_experts", 1) if own else c.n_routed_experts
+    picks = _setting(c, "num_experts_per_tok", 1, experts + 1) if own else c.num_experts_per_tok
+    d, v = c.hidden_size, c.vocab_size
     prefixes = tuple(f"mtp.{s}" for s in stages)
-    out = {f"{p}.{name}": e for p in prefixes for name, e in block_tensors(c, experts).items()}
+    out: dict[str, Expected] = {}
+    for p in prefixes:
+        out |= {f"{p}.{name}": e for name, e in block_tensors(c, experts).items()} if own else expected_block(c, p, stacked)
     out["mtp.0.main_proj.weight"] = Expected((d, len(taps) * d), "linear")
     out["mtp.0.main_norm.weight"] = Expected((d,), "float")
     last = prefixes[-1]
-    markov = ("embed", "head") if lagged else ("markov_w1", "markov_w2")
+    markov = ("embed", "head") if own else ("markov_w1", "markov_w2")
     out |= {f"{last}.markov_head.{name}.weight": Expected((v, rank), "float") for name in markov}
     out[f"{last}.confidence_head.proj.weight"] = Expected((1, d + rank), "float")
     out[f"{last}.norm.weight"] = Expected((d,), "float")
-    if not lagged:
+    if not own:
         out |= _collapse_head(c, last)
     return DraftPlan("dspark", prefixes, out, _setting(c, "block_size", 1), experts, picks, _setting(c, "noise_token_id", 0, v), tuple(taps), rank)
 
@@ -111,11 +115,11 @@ def _dspark_plan(c, stages: list[int]) -> DraftPlan:
 _MTP_BLOCK = 3
 
 
-def _mtp_plan(c, stages: list[int]) -> DraftPlan:
+def _mtp_plan(c, stages: list[int], stacked: bool) -> DraftPlan:
     if c.family != "v4":
         raise ValueError("it is a next-token block, which belongs to DeepSeek-V4 only")
     prefix, d = f"mtp.{stages[0]}" if stages else "mtp", c.hidden_size
-    out = {f"{prefix}.{name}": e for name, e in block_tensors(c, c.n_routed_experts).items()}
+    out = expected_block(c, prefix, stacked)
     out |= {f"{prefix}.{name}.weight": Expected((d,), "float") for name in ("enorm", "hnorm", "norm")}
     out |= {f"{prefix}.{name}.weight": Expected((d, d), "linear") for name in ("e_proj", "h_proj")}
     return DraftPlan("mtp", (prefix,), out | _collapse_head(c, prefix), _MTP_BLOCK, c.n_routed_experts, c.num_experts_per_tok)

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.config import V41Config, Yarn
+from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.draft.load import load_draft_model
 from dsv41chat.engine.pack.drafter import find_drafter
 from dsv41chat.engine.pack.index import read_header
@@ -48,17 +49,31 @@ def dspark(k: dict) -> dict:
     }  # fmt: skip
 
 
-def v41_model(cache_quant: bool, dtype: mx.Dtype = mx.float32):
-    """The V4.1 golden drafter, on a stand-in for the trunk that holds its embedding and head."""
-    config = v41_config(json.loads((DATA / "config.json").read_text())["v41_dspark"])
-    tensors = read_header(DATA / "v41_dspark_weights.safetensors")
+def v4_config(k: dict) -> V4Config:
+    return V4Config(
+        vocab_size=k["vocab"], hidden_size=k["dim"], num_hidden_layers=3, num_attention_heads=k["heads"], head_dim=k["hd"],
+        qk_rope_head_dim=k["rd"], q_lora_rank=k["q_lora"], o_lora_rank=k["o_lora"], o_groups=k["groups"], sliding_window=k["window"],
+        rms_norm_eps=k["norm_eps"], swiglu_limit=k["lim"], moe_intermediate_size=k["inter"], n_routed_experts=k["experts"],
+        n_shared_experts=1, num_experts_per_tok=k["topk"], num_hash_layers=0, scoring_func="sqrtsoftplus",
+        routed_scaling_factor=k["route_scale"], compress_ratios=(0, 0, 0), draft_ratios=(0,), index_n_heads=1, index_head_dim=k["rd"],
+        index_topk=1, rope_theta=k["theta"], compress_rope_theta=k["theta"], yarn=Yarn(1.0, 32.0, 1.0, 64), max_position_embeddings=4096,
+        hc_mult=k["hc"], hc_sinkhorn_iters=k["iters"], hc_eps=k["hc_eps"], weight_block=None, expert_dtype=None,
+        dspark=dspark(k) if k["stages"] > 1 else {},
+    )  # fmt: skip
+
+
+def model(name: str, rounded: bool, dtype: mx.Dtype = mx.float32):
+    """A golden drafter (v41_dspark, v4_dspark or v4_mtp) on a stand-in for the trunk that holds its embedding and head."""
+    sizes = json.loads((DATA / "config.json").read_text())[name]
+    config = (v41_config if name.startswith("v41") else v4_config)(sizes)
+    tensors = read_header(DATA / f"{name}_weights.safetensors")
     found = find_drafter(tensors, config)
     assert found.fault is None and not found.notes
     source = WeightSource(tensors, dtype, False, False)
     trunk = SimpleNamespace(
         config=config, embed=source.array("embed.weight"), head=source.linear("head.weight", dtype=mx.float32), dtype=dtype
     )
-    return load_draft_model(found.plan, trunk, source, cache_quant)
+    return load_draft_model(found.plan, trunk, source, rounded)
 
 
 def relative(got: np.ndarray, want: np.ndarray) -> float:

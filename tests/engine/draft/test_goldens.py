@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dsv41chat.engine.draft.dspark import DSparkDrafter
+from dsv41chat.engine.draft.mtp import MTPDrafter
 from dsv41chat.engine.sampling import SamplingParams
 from tests.engine.draft import golden
 
@@ -36,14 +37,17 @@ def check_dspark(drafter: DSparkDrafter, io: dict, tag: str) -> None:
         assert golden.relative(np.array(state[f"draft.{s}.win"]), rows) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("tag", "cache_quant"), [("", True), ("_noqat", False)])
-def test_v41_dspark(tag: str, cache_quant: bool):
-    io = golden.arrays("v41_dspark_io")
-    check_dspark(DSparkDrafter(golden.v41_model(cache_quant)), io, tag)
+@pytest.mark.parametrize(
+    ("name", "tag", "rounded"),
+    [("v41_dspark", "", True), ("v41_dspark", "_noqat", False), ("v4_dspark", "", False), ("v4_dspark", "_qat", True)],
+)
+def test_dspark(name: str, tag: str, rounded: bool):
+    check_dspark(DSparkDrafter(golden.model(name, rounded)), golden.arrays(f"{name}_io"), tag)
 
 
-def test_v41_dspark_with_a_ring_that_is_not_full():
-    io, drafter = golden.arrays("v41_dspark_io"), DSparkDrafter(golden.v41_model(True))
+@pytest.mark.parametrize(("name", "rounded"), [("v41_dspark", True), ("v4_dspark", False)])
+def test_dspark_with_a_ring_that_is_not_full(name: str, rounded: bool):
+    io, drafter = golden.arrays(f"{name}_io"), DSparkDrafter(golden.model(name, rounded))
     drafter.ingest(mx.array(io["main_hidden"][:3]), 0, [0] * 3)
     anchor = int(io["anchors"][0])
     proposal = drafter.propose(anchor, 3, 5, GREEDY)
@@ -51,3 +55,32 @@ def test_v41_dspark_with_a_ring_that_is_not_full():
     assert list(proposal.ids) == io["short_tokens"].tolist()
     assert golden.relative(np.array(logits), io["short_logits"]) <= TOLERANCE
     assert golden.relative(np.array(proposal.confidence), io["short_confidence_logit"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("pieces", [[24], [1] * 24, [5, 11, 1, 7]])
+def test_mtp(pieces: list[int]):
+    """Entries one by one or many at a time, window borders included; then the chain of four guesses."""
+    io, drafter = golden.arrays("v4_mtp_io"), MTPDrafter(golden.model("v4_mtp", False))
+    model, at, streams = drafter.model, 0, []
+    for size in pieces:
+        h, tokens = mx.array(io["hidden"][at : at + size]), mx.array(io["tokens"][at + 1 : at + 1 + size])
+        drafter.rings.begin(at)
+        streams.append(model.entries(h, tokens, at, drafter.rings))
+        drafter.rings.advance(at + size)
+        at += size
+    streams = mx.concatenate(streams)
+    assert golden.relative(np.array(streams), io["stream"]) <= TOLERANCE
+    assert golden.relative(np.array(model.logits(streams)), io["logits"]) <= TOLERANCE
+
+    drafter.reset()
+    model.block, drafter.block = 4, 4
+    drafter.ingest(mx.array(io["hidden"]).reshape(24, -1), 0, io["tokens"][1:].tolist())
+    pending = int(io["tokens"][24])
+    assert list(drafter.propose(pending, 24, 4, GREEDY).ids) == io["chain_tokens"].tolist()
+    again = drafter.propose(pending, 24, 2, GREEDY)
+    assert list(again.ids) == io["chain_tokens"][:2].tolist(), "a chain leaves nothing behind"
+    assert drafter.propose(pending + 1, 24, 2, GREEDY).ids == (), "the newest entry belongs to its own pending token"
+    stream = drafter.last[0]
+    for j, want in enumerate(io["chain_logits"]):
+        stream = model.entries(stream, mx.array(io["chain_tokens"][j : j + 1]), 24 + j, drafter.rings)
+        assert golden.relative(np.array(model.logits(stream)[0]), want) <= TOLERANCE
