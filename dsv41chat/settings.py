@@ -108,7 +108,7 @@ _TABLE = (
     _key("engine.model_dirs", (), "every sub-folder with a config.json is listed as a build"),
     _key("engine.context", "auto", "tokens of context; auto: the largest that memory admits", "int", auto=True, low=1),
     _key("engine.draft", "auto", "drafting: auto, off or a fixed depth", "draft"),
-    _key("engine.exact", "on", "on: routes that repeat a run bit for bit", choices=("on", "fast"), inert=True),
+    _key("engine.exact", "on", "on: drafted text equals plain text; fast: it may differ at near-ties", choices=("on", "fast")),
     _key("engine.engram", "auto", "where the tables live", choices=("auto", "resident", "stream")),
     _key("engine.cache_quant", True, "round cache and index rows as the V4.1 release does"),
     _key("engine.linear_input_fp8", False, "round the inputs of linear layers as the release does"),

@@ -12,14 +12,15 @@ import mlx.core as mx
 from dsv41chat.engine.backend import backend_info
 from dsv41chat.engine.chat.tokenizer import ChatTokenizer
 from dsv41chat.engine.device import device_kind
-from dsv41chat.engine.draft.base import Drafter, PlainDrafter
+from dsv41chat.engine.draft.load import DraftModel
+from dsv41chat.engine.draft.shared import Drafting
 from dsv41chat.engine.engram.calibrate import calibrate, wants_calibration
 from dsv41chat.engine.engram.os_layer import PosixLayer
 from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.table import EngramSettings
 from dsv41chat.engine.errors import PackDamaged, PackUnsupported
 from dsv41chat.engine.events import Loading, Residency
-from dsv41chat.engine.pack.build import Pack, build_trunk, open_pack
+from dsv41chat.engine.pack.build import Pack, build_drafter, build_trunk, open_pack
 from dsv41chat.engine.session import Session
 from dsv41chat.engine.trial import Trunk
 
@@ -55,28 +56,39 @@ def probe_pack(folder: str | Path) -> PackInfo:
 
 
 class Engine:
-    """family, name, fingerprint: of the pack. context_limit: tokens a session may hold. tokenizer: None when the pack has none."""
+    """family, name, fingerprint: of the pack. context_limit: tokens a session may hold. tokenizer: None when the pack has none.
 
-    def __init__(self, pack: Pack, trunk: Trunk, tokenizer: ChatTokenizer | None, context_limit: int):
+    drafting: what its sessions share for drafting.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        trunk: Trunk,
+        tokenizer: ChatTokenizer | None,
+        context_limit: int,
+        draft_model: DraftModel | None = None,
+        exact: str = "on",
+        facts: MutableMapping[str, str] | None = None,
+    ):
         self.pack, self.trunk, self.tokenizer = pack, trunk, tokenizer
         self.family, self.name, self.fingerprint = pack.config.family, pack.folder.resolve().name, pack.fingerprint
         self.context_limit = context_limit
         self.prefill_chunk = _PREFILL_CHUNK[device_kind()]
         self.device, self.mlx_version = backend_info()
         self.generation_defaults = _generation_defaults(pack.folder)
+        self.drafting = Drafting(
+            trunk,
+            draft_model,
+            exact=exact,
+            facts=facts if facts is not None else {},
+            build=f"{pack.fingerprint[:16]}.{trunk.dtype}",
+            machine=f"{self.device}.{self.mlx_version}",
+            fault=pack.found.fault,
+        )
 
     def new_session(self) -> Session:
-        return Session(self, self.new_drafter())
-
-    def new_drafter(self) -> Drafter:
-        return PlainDrafter()
-
-    def draft_depth(self, mode: str | int, drafter: Drafter, remaining: int) -> int:
-        """Proposals wanted for the next round; never past the token budget."""
-        if mode == "off":
-            return 0
-        wanted = drafter.block if mode == "auto" else int(mode)
-        return max(0, min(wanted, drafter.block, remaining - 1))
+        return Session(self, self.drafting.new_drafter(), self.drafting.new_policy())
 
     @property
     def tables(self) -> EngramReader | None:
@@ -117,6 +129,7 @@ def open_engine(
     cache_quant: bool = True,
     linear_input_fp8: bool = False,
     qat_sim: bool = False,
+    exact: str = "on",
     context: int | None = None,
     cache_dir: Path | None = None,
     facts: MutableMapping[str, str] | None = None,
@@ -129,6 +142,7 @@ def open_engine(
 
     dtype: float32 or bfloat16, by default the device's. cache_quant, linear_input_fp8: the fake quantisation of V4.1.
     qat_sim: that of V4; a build ignores the options of the other family.
+    exact: on, or fast: drafted text may differ from plain text at near-ties, see `Drafting`.
     context: tokens, at most the pack's maximum. cache_dir: where derived token maps are kept. facts: measured verdicts, by key.
     engram: how tables are read. os_layer: what the tables' reads ask instead of this system; for tests.
     Raises PackError, DoesNotFit or Cancelled.
@@ -154,7 +168,10 @@ def open_engine(
         progress=progress,
         cancel=cancel,
     )
-    return Engine(pack, trunk, tokenizer, context or limit)
+    progress(Loading("drafter", 0, pack.drafter_bytes, "bytes"))
+    model = build_drafter(pack, trunk, rounded=qat_sim if pack.config.family == "v4" else cache_quant, linear_input_fp8=linear_input_fp8)
+    progress(Loading("ready", len(pack.plan), len(pack.plan), "layers"))
+    return Engine(pack, trunk, tokenizer, context or limit, model, exact, facts)
 
 
 def _generation_defaults(folder: Path) -> dict:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from dsv41chat.engine.answer import Answer
 from dsv41chat.engine.chat.encode import EncodedPrompt
-from dsv41chat.engine.draft.base import Drafter
+from dsv41chat.engine.draft.base import Drafter, PlainDrafter
+from dsv41chat.engine.draft.depth import DepthPolicy, FixedDepth
 from dsv41chat.engine.draft.verify import run_round
 from dsv41chat.engine.errors import ContextFull, PackIncomplete
 from dsv41chat.engine.events import Done, DraftRound, Piece, Prefill, Residency
@@ -26,11 +27,11 @@ Event = Residency | Prefill | Piece | DraftRound | Done
 class Session:
     """Sessions share the engine's weights and nothing else; they may interleave round by round.
 
-    rows_run: trunk rows this session has computed, all turns together.
+    rows_run: trunk rows this session has computed, all turns together. policy: its adaptive depth, which learns from turn to turn.
     """
 
-    def __init__(self, engine: Engine, drafter: Drafter):
-        self.engine, self.drafter = engine, drafter
+    def __init__(self, engine: Engine, drafter: Drafter, policy: DepthPolicy):
+        self.engine, self.drafter, self.policy = engine, drafter, policy
         self.target = Target(engine.trunk)
         self.rows_run = 0
 
@@ -47,6 +48,7 @@ class Session:
     ) -> Iterator[Event]:
         """Answer `prompt`. Yields Residency, Prefill..., (Piece | DraftRound)..., Done.
 
+        draft: auto, off or a fixed depth; it changes how fast the answer comes and never what it is.
         max_tokens counts every emitted id, the stop id included. cancel is polled at chunk and round borders and ends the turn
         with finish `cancelled`. Raises ContextFull before any work, and EngineError with the lane at its last commit.
         """
@@ -85,6 +87,10 @@ class _Turn:
     def __init__(self, session: Session, prompt: EncodedPrompt, sampling: SamplingParams, answer: Answer, draft, cancel):
         self.session, self.prompt, self.sampling, self.answer, self.cancel = session, prompt, sampling, answer, cancel
         self.mode = draft
+        self.depth = session.engine.drafting.depth(draft, session.policy)
+        # A plain turn does no work for a drafter; the next drafted one begins with the rows that come then.
+        plain = isinstance(self.depth, FixedDepth) and self.depth.depth == 0
+        self.drafter = PlainDrafter() if plain else session.drafter
         self.cached = 0
         self.rounds = self.proposed = self.accepted = 0
         self.by_depth: list[list[int]] = []
@@ -120,17 +126,22 @@ class _Turn:
         session, ids = self.session, self.prompt.ids
         self.cached = session.reuse(ids)
         total, last_event = len(ids) - self.cached, 0.0
-        chunk, drafter = session.engine.prefill_chunk, session.drafter
+        chunk, drafter = session.engine.prefill_chunk, self.drafter
+        # Rows further back than the drafter's window are never seen by a pass after the prompt.
+        first = len(ids) - 1 - drafter.window
         while session.target.n < len(ids) - 1:
             if self.cancel():
                 return "cancelled"
             n = session.target.n
             end = min(len(ids) - 1, (n // chunk + 1) * chunk)
             ahead = ids[end : max(end + 1, min(len(ids) - 1, end + chunk))]
-            trial = session.target.rows(ids[n:end], logits_from=None, want_taps=drafter.needs_taps, ahead=ahead)
+            drafted = drafter.needs_taps and end > first
+            trial = session.target.rows(ids[n:end], logits_from=None, want_taps=drafted, ahead=ahead)
             session.target.commit(trial, end - n)
             session.rows_run += end - n
-            drafter.ingest(trial.taps, n, ids[n + 1 : end + 1])
+            if drafted:
+                seen = max(n, first)
+                drafter.ingest(trial.taps[seen - n :], seen, ids[seen + 1 : end + 1])
             now = time.perf_counter()
             if now - last_event >= _PREFILL_EVENT_S and end < len(ids) - 1:
                 last_event = now
@@ -147,8 +158,8 @@ class _Turn:
         while ended is None:
             if self.cancel():
                 return "cancelled"
-            depth = session.engine.draft_depth(self.mode, session.drafter, answer.remaining)
-            result = run_round(session.target, session.drafter, pending, depth, self.sampling, select, answer.emit, self.cancel)
+            limit = answer.remaining - 1
+            result = run_round(session.target, self.drafter, self.depth, pending, limit, self.sampling, select, answer.emit, self.cancel)
             if result is None:
                 return "cancelled"
             if not self.rounds:
@@ -160,7 +171,8 @@ class _Turn:
             yield from answer.take()
             yield from self._residency_change()
             if result.proposed:
-                yield DraftRound(depth, result.proposed, result.accepted)
+                yield DraftRound(result.proposed, result.proposed, result.accepted)
+        session.engine.drafting.keep_costs()
         return ended
 
     def _count(self, result) -> None:

@@ -228,7 +228,7 @@ class EngineHost:
         started = time.monotonic()
         e = self.settings.engine
         self.engine = self._opener(
-            view.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim,
+            view.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim, exact=e.exact,
             context=None if e.context == "auto" else e.context,
             cache_dir=self.settings.paths.cache, facts=self.store.facts if self.store is not None else None,
             engram=table_settings(self.settings), progress=emit, cancel=cancel,

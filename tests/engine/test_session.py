@@ -54,7 +54,7 @@ def test_the_next_turn_reuses_the_lane_and_equals_a_fresh_session(engine):
     first = done(session.generate(prompt(engine, "Hello"), SAMPLED, max_tokens=20))
     second_prompt = prompt(engine, "Hello", first, "And then?")
     before = session.rows_run
-    second = done(session.generate(second_prompt, SAMPLED, max_tokens=20))
+    second = done(session.generate(second_prompt, SAMPLED, max_tokens=20, draft="off"))
     fresh = done(engine.new_session().generate(second_prompt, SAMPLED, max_tokens=20))
     assert second.ids == fresh.ids and fresh.usage["cached_tokens"] == 0
     assert second.usage["cached_tokens"] >= len(second_prompt.ids) - len(prompt(engine, "And then?").ids) - 8

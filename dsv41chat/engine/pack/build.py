@@ -14,6 +14,7 @@ import mlx.core as mx
 from dsv41chat.engine.config import V41Config, family_of, parse_v41, read_config_json
 from dsv41chat.engine.config_v4 import V4Config, parse_v4
 from dsv41chat.engine.device import device_kind
+from dsv41chat.engine.draft.load import DraftModel, load_draft_model
 from dsv41chat.engine.engram.hashing import NgramHasher
 from dsv41chat.engine.engram.os_layer import PosixLayer
 from dsv41chat.engine.engram.reader import EngramReader
@@ -23,6 +24,7 @@ from dsv41chat.engine.errors import Cancelled, PackUnsupported
 from dsv41chat.engine.events import Loading
 from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.pack.dialects import release_tensors
+from dsv41chat.engine.pack.drafter import DrafterFound, find_drafter
 from dsv41chat.engine.pack.index import PackIndex, TensorRef, open_index
 from dsv41chat.engine.pack.names import Expected, check_names, expected_v41, scale_name
 from dsv41chat.engine.pack.names_v4 import expected_v4, ignored_v4
@@ -47,6 +49,7 @@ class Pack:
     expected: dict[str, Expected]
     fingerprint: str
     notes: tuple[str, ...]
+    found: DrafterFound
 
     @property
     def table_refs(self) -> list[tuple[TensorRef, TensorRef]]:
@@ -75,11 +78,13 @@ class Pack:
 
     @property
     def drafter(self) -> str | None:
-        """The kind of drafter whose tensors ship with the pack: dspark, mtp or None."""
-        names = self.index.tensors
-        if any(part in n for n in names for part in (".main_proj.", ".markov_head.", ".confidence_head.")):
-            return "dspark"
-        return "mtp" if any(n.startswith("mtp.") for n in names) else None
+        """The kind of drafter that the pack has complete: dspark, mtp or None."""
+        return self.found.plan.kind if self.found.plan else None
+
+    @property
+    def drafter_bytes(self) -> int:
+        """Bytes of the drafter on disk."""
+        return self.found.nbytes(self.index.tensors)
 
 
 def open_pack(folder: str | Path) -> Pack:
@@ -101,7 +106,9 @@ def open_pack(folder: str | Path) -> Pack:
     else:
         expected = expected_v41(config, plan)
     notes = check_names(index.tensors, expected, config.num_hidden_layers, config.weight_block, ignored)
-    return Pack(folder, config, plan, index, expected, pack_fingerprint(folder, index, family, outer), (*index.notes, *notes))
+    found = find_drafter(index.tensors, config)
+    notes = (*index.notes, *notes, *((found.fault,) if found.fault else ()), *found.notes)
+    return Pack(folder, config, plan, index, expected, pack_fingerprint(folder, index, family, outer), notes, found)
 
 
 def pack_fingerprint(folder: Path, index: PackIndex, family: str, outer: dict) -> str:
@@ -187,11 +194,21 @@ def build_trunk(
         mx.eval(_arrays(layer))
         mx.clear_cache()
         layers.append(layer)
-    progress(Loading("ready", len(layers), len(layers), "layers"))
-    taps = tuple(c.dspark.get("dspark_target_layer_ids") or ())
+    taps = pack.found.plan.taps if pack.found.plan else ()
     if c.family == "v4":
         return TrunkV4(c, pack.plan, embed, HyperHead.load(c, source, "hc_head"), norm, head, layers, dtype, taps)
     return TrunkV41(c, pack.plan, embed, head, norm, layers, hasher, tables, dtype, taps)
+
+
+def build_drafter(
+    pack: Pack, trunk: TrunkV41 | TrunkV4, *, rounded: bool, linear_input_fp8: bool = False, packed: bool | None = None
+) -> DraftModel | None:
+    """Materialise the pack's drafter on its trunk; None when it has none. rounded: whether the trunk rounds its window rows."""
+    if pack.found.plan is None:
+        return None
+    packed = stays_packed(pack) if packed is None else packed
+    source = WeightSource(pack.index.tensors, trunk.dtype, packed, linear_input_fp8 and pack.config.family == "v41")
+    return load_draft_model(pack.found.plan, trunk, source, rounded)
 
 
 def _arrays(module: object) -> list[mx.array]:

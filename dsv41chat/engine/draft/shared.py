@@ -1,0 +1,95 @@
+"""What the sessions of one engine share for drafting: weights, row verdicts, measured costs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import MutableMapping
+
+from dsv41chat.engine import rowcheck
+from dsv41chat.engine.draft.base import Drafter, PlainDrafter
+from dsv41chat.engine.draft.depth import DepthPolicy, DraftCosts, FixedDepth, prior_costs
+from dsv41chat.engine.draft.guard import GuardedDrafter
+from dsv41chat.engine.draft.load import DraftModel, new_drafter
+from dsv41chat.engine.trial import Trunk
+
+_log = logging.getLogger(__name__)
+
+
+class Drafting:
+    """model: None without a usable drafter, then every depth is 0. exact: on (drafted text is plain text, bit for bit) or fast (no
+    operation runs row by row, so near-ties may fall otherwise than in plain decode). facts: verdicts and costs by key.
+
+    build, machine: names under which measurements are kept. fault: why drafter tensors of the pack are not used, or None.
+    """
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        model: DraftModel | None,
+        *,
+        exact: str,
+        facts: MutableMapping[str, str],
+        build: str,
+        machine: str,
+        fault: str | None = None,
+    ):
+        self.trunk, self.model, self.exact, self.facts, self.fault = trunk, model, exact, facts, fault
+        self.kind, self.block = ("none", 0) if model is None else (new_drafter(model).kind, model.block)
+        self._rows_key, self._costs_key = f"rows.{machine}", f"draft.costs.{build}.{machine}"
+        self._verdicts: list[rowcheck.Verdict] | None = None
+        if fault:
+            _log.warning("%s", fault)
+        c = trunk.config
+        kept = DraftCosts.from_json(facts.get(self._costs_key, ""), self.block)
+        self.costs = kept or DraftCosts(*prior_costs(self.block, c.n_routed_experts, c.num_experts_per_tok))
+        self._policy = DepthPolicy(self.block, self.costs)
+
+    def new_drafter(self) -> Drafter:
+        return PlainDrafter() if self.model is None else GuardedDrafter(new_drafter(self.model))
+
+    def new_policy(self) -> DepthPolicy:
+        """The adaptive depth of another conversation; what the last one learned about texts counts half."""
+        self._policy = self._policy.fork()
+        return self._policy
+
+    def depth(self, mode: str | int, policy: DepthPolicy) -> FixedDepth | DepthPolicy:
+        """mode: off, a depth (0 is off; more than the drafter's block means the block) or auto. Begins a turn of the policy."""
+        if self.model is None or mode == "off" or mode == 0:
+            return FixedDepth(0)
+        self.verdicts()
+        if mode != "auto":
+            return FixedDepth(min(int(mode), self.block))
+        policy.begin_turn()
+        return policy
+
+    def verdicts(self) -> list[rowcheck.Verdict]:
+        """How the trunk's operations treat windows of 2 .. block + 1 rows. The first call probes, or takes what facts hold, and
+        puts the row-by-row route where it is needed."""
+        if self._verdicts is None:
+            if self.exact == "fast":
+                self._verdicts = []
+            else:
+                known = rowcheck.load_known(self.facts, self._rows_key)
+                before = len(known)
+                self._verdicts = rowcheck.probe(self.trunk, self.block + 1, known)
+                if len(known) != before:
+                    self.facts[self._rows_key] = json.dumps(known)
+            rowcheck.install(self.trunk, self._verdicts)
+        return self._verdicts
+
+    def keep_costs(self) -> None:
+        """Store the measured costs for the next process, once they are measured."""
+        if self.costs.known:
+            self.facts[self._costs_key] = self.costs.to_json()
+
+    def summary(self) -> list[str]:
+        """Lines for `doctor` and `models info`: what drafts, and which operations run row by row."""
+        if self.model is None:
+            return [self.fault or "no drafter in this build: answers are decoded plainly"]
+        lines = [f"{self.kind}, up to {self.block} tokens a round"]
+        if self.exact == "fast":
+            return [*lines, "exact = fast: nothing runs row by row; drafted text may differ from plain text at near-ties"]
+        single = [v for v in self.verdicts() if v.tokenwise]
+        lines.append(f"row check: {len(self.verdicts()) - len(single)} operations batched, {len(single)} row by row")
+        return lines + [str(v) for v in single]
