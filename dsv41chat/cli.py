@@ -328,7 +328,7 @@ class _Chat:
         """Write the one error of this run; the exit code that belongs to it."""
         from dsv41chat.ui import headless
         from dsv41chat.ui.interrupts import Interrupted
-        from dsv41chat.ui.turn_events import Failed, exit_code
+        from dsv41chat.ui.turn_events import Failed
 
         if isinstance(error, Interrupted) and self.interrupts is not None:
             name, message = self.interrupts.error
@@ -338,7 +338,7 @@ class _Chat:
             if failed.code == "internal":
                 log.error("unexpected failure", exc_info=error)
                 failed = Failed("internal", f"{type(error).__name__}: {error}", "dsv41chat -vv shows the log")
-            code = exit_code(failed.code)
+            code = failed.exit_code
         return self._report(failed, code)
 
     def _report(self, failed: Failed, code: int) -> int:

@@ -151,7 +151,7 @@ def _fail(error: Exception, as_json: bool, stderr: Stderr) -> int:
     else:
         log.error("unexpected failure", exc_info=error)
         code, message, hint = "internal", f"{type(error).__name__}: {error}", f"{program()} -vv shows the log"
-    number = 4 if code == "ambiguous" and isinstance(error, EngineError) else exit_code(code)
+    number = getattr(error, "status", None) or exit_code(code)
     if as_json:
         fields = {"v": SCHEMA, "type": "error", "code": code, "message": message, "hint": hint, "exit_code": number}
         try:

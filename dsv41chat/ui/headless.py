@@ -17,7 +17,7 @@ from dsv41chat.ui.engine_thread import Abandoned
 from dsv41chat.ui.interrupts import Interrupts
 from dsv41chat.ui.output import JsonSink, Out, ReaderGone, Sink, Stderr, StreamSink, TextSink, UsageError, receipt, show_progress
 from dsv41chat.ui.turn import TurnController
-from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Started, StatusAsked, TurnRequest, Warned, exit_code
+from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Started, StatusAsked, TurnRequest, Warned
 
 if TYPE_CHECKING:
     from dsv41chat.ui.host import EngineHost
@@ -144,7 +144,7 @@ class _Runner:
         return Failed(code, message, hint, last.conversation_id, partial)
 
     def fail(self, failed: Failed) -> int:
-        code = exit_code(failed.code)
+        code = failed.exit_code
         if self.interrupts.code is not None:
             code = self.interrupts.code
             if failed.code == "interrupted":  # abandoned by a second signal or after the time limit
@@ -189,4 +189,4 @@ def failure(error: Exception, conversation_id: str | None = None) -> Failed:
     """An exception that a user can cause, as the last event of a run."""
     if isinstance(error, Abandoned):
         return Failed("interrupted", "The run was stopped before the engine answered.", "", conversation_id)
-    return Failed(getattr(error, "code", "internal"), str(error), getattr(error, "hint", ""), conversation_id)
+    return Failed(getattr(error, "code", "internal"), str(error), getattr(error, "hint", ""), conversation_id, status=getattr(error, "status", None))

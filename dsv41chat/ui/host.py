@@ -40,6 +40,7 @@ class BuildAmbiguous(EngineError):
     """A prefix that several builds share. Exit 4, though the code is `ambiguous`."""
 
     code = "ambiguous"
+    status = 4
 
 
 class EngineHost:

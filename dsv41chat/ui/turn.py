@@ -225,7 +225,7 @@ class _Turn:
         except Cancelled:
             yield self._finished_without_engine()
         except EngineError as error:
-            yield self._failed(error.code, str(error), error.hint)
+            yield replace(self._failed(error.code, str(error), error.hint), status=getattr(error, "status", None))
         except StoreError as error:
             yield self._failed(getattr(error, "code", "store"), str(error), getattr(error, "hint", ""))
         except MemoryError as error:

@@ -252,17 +252,21 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None."""
+    """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None.
+
+    status: the exit code, where it is not the one of EXIT_CODES.
+    """
 
     code: str
     message: str
     hint: str = ""
     conversation_id: str | None = None
     partial: dict | None = None
+    status: int | None = None
 
     @property
     def exit_code(self) -> int:
-        return exit_code(self.code)
+        return exit_code(self.code) if self.status is None else self.status
 
 
 TurnEvent = Started | Saved | Loading | Ready | Residency | Prefill | Piece | DraftRound | Warned | Noticed | StatusAsked | Finished | Failed

@@ -529,7 +529,7 @@ def test_no_back_end_names_the_install_command(program, monkeypatch):
 USAGE = [
     ["--temprature", "1", "hi"], ["--temperature", "-1", "hi"], ["--temperature", "hot", "hi"], ["--top-p", "0", "hi"], ["--top-k", "1.5", "hi"],
     ["--seed", "-1", "hi"], ["--max-tokens", "0", "hi"], ["--effort", "most", "hi"], ["--draft", "x", "hi"], ["--context", "0", "hi"],
-    ["--stop", "", "hi"], ["--timeout", "0", "hi"], ["two", "prompts"], ["-c", "--resume", "abcd", "hi"], ["--engram", "stream", "hi"],
+    ["--stop", "", "hi"], ["--timeout", "0", "hi"], ["two", "prompts"], ["-c", "--resume", "abcd", "hi"], ["--engram", "disk", "hi"],
     ["--json", "--no-stream", "hi"], ["--json", "--extract", "--", "hi"], ["--stream-json", "--show-thinking", "hi"],
     ["--json", "--stream-json", "hi"],
     ["--force", "hi"], ["--pick", "--headless", "hi"], ["--theme", "dark", "--json", "hi"], ["--save", "hi"], ["--batch-output", "x", "hi"],
@@ -556,7 +556,7 @@ def test_unknown_options_name_near_ones(program):
 def test_a_prompt_that_reads_like_a_command(program):
     assert program("--headless", "-p", "models").out == HELLO + "\n"
     assert program("--headless", "--", "models").out == HELLO + "\n"
-    assert "not available" in program("doctor").err
+    assert "not available" in program("serve").err
 
 
 def test_options_may_stand_anywhere(program):

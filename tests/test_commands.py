@@ -1,0 +1,284 @@
+"""`conversations`, `models` and `config` on the command line: output, --json, exit codes."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from dsv41chat.engine.errors import PackIncomplete
+from dsv41chat.settings import KEYS
+from dsv41chat.store import Store
+from dsv41chat.ui.host import EngineHost
+from tests.ui.fakes import Script
+
+
+@pytest.fixture
+def chats(program):
+    """Two conversations: one with two branches and thinking, one plain."""
+    script = Script("first answer", thinking="hm")
+    one = program("--json", "--seed", "3", "What is an n-gram?", script=script).object
+    program("--json", "-c", "tell me more", script=Script("branch one"))
+    program("--json", "--branch", one["message_id"], "other way", script=Script("branch two", finish="length"))
+    two = program("--json", "--effort", "off", "second chat").object
+    return SimpleNamespace(one=one["conversation"], two=two["conversation"], first=one)
+
+
+# conversations -----------------------------------------------------------------------------------------------------------
+
+
+def test_list(program, chats):
+    lines = program("conversations", "list").out.splitlines()
+    assert lines[0].split() == ["id", "messages", "tokens", "build", "updated", "title"]
+    assert [line.split()[0] for line in lines[1:]] == [chats.two, chats.one] and lines[2].endswith("What is an n-gram?")
+    rows = program("conversations", "list", "--json").object
+    assert [(row["id"], row["messages"], row["build"]) for row in rows] == [(chats.two, 2, "nano"), (chats.one, 6, "nano")]
+    assert [row["id"] for row in program("conversations", "list", "--search", "branch one", "--json").object] == [chats.one]
+    assert len(program("--json", "conversations", "list", "--limit", "1").object) == 1
+    assert program("conversations", "list", "--build", "other", "--json").object == []
+
+
+def test_an_empty_list(program):
+    result = program("conversations", "list")
+    assert (result.code, result.out) == (0, "") and "no conversations" in result.err
+    assert program("conversations", "list", "--json").object == []
+    assert not program.data.joinpath("chat.db").exists(), "reading makes nothing"
+
+
+def test_show(program, chats):
+    shown = program("conversations", "show", chats.one[:4]).out
+    assert "What is an n-gram?" in shown and "first answer" in shown and "branch two" in shown and "branch one" not in shown
+    assert "(length limit)" in shown and "hm" not in shown
+    assert "hm" in program("conversations", "show", chats.one, "--thinking").out
+    with Store.open(program.data, readonly=True) as store:
+        other = next(m for m in store.tree(chats.one) if m.text == "branch one")
+    assert "branch one" in program("conversations", "show", chats.one, "--branch", other.id).out
+    tree = program("conversations", "show", chats.one, "--tree").out
+    assert "branch one" in tree and "branch two" in tree and len(tree.splitlines()) == 7
+    assert [m["text"] for m in program("conversations", "show", "second chat", "--json").object["messages"]] == ["second chat", "Hello from the fake engine."]
+
+
+def test_show_on_a_terminal_goes_through_the_pager(program, chats, monkeypatch, tmp_path):
+    monkeypatch.setenv("PAGER", f"cat > {tmp_path / 'paged'}")
+    assert program("conversations", "show", chats.one, terminal=True).out == ""
+    assert "first answer" in (tmp_path / "paged").read_text()
+    monkeypatch.setenv("PAGER", "false")
+    assert "first answer" in program("conversations", "show", chats.one, terminal=True).out
+
+
+def test_export_json_holds_the_whole_tree(program, chats):
+    o = json.loads(program("conversations", "export", chats.one, "--format", "json").out)
+    assert o["id"] == chats.one and o["title"] == "What is an n-gram?" and len(o["messages"]) == 6
+    by_id = {m["id"]: m for m in o["messages"]}
+    assert all(m["parent"] is None or m["parent"] in by_id for m in o["messages"]) and o["leaf"] in by_id
+    answer = by_id[chats.first["message_id"]]
+    assert answer["ids_hash"] == chats.first["ids_hash"] and answer["params"]["seed"] == 3 and answer["thinking"] == "hm"
+    assert answer["usage"] == chats.first["usage"] and answer["build"]["fingerprint"] == "f" * 64
+    assert answer["ids"][-1] == 257 and bytes(answer["body_ids"]).decode() == "first answer"
+    assert json.loads(program("conversations", "export", chats.one, "--json").out) == o
+    many = json.loads(program("conversations", "export", "--all", "--format", "json").out)
+    assert [c["id"] for c in many] == [chats.two, chats.one]
+
+
+def test_export_other_formats(program, chats, tmp_path):
+    md = program("conversations", "export", chats.one).out
+    assert md.startswith("# What is an n-gram?\n") and "## You" in md and "## nano" in md and "seed 3" in md
+    rows = [json.loads(line) for line in program("conversations", "export", chats.one, "--format", "jsonl").out.splitlines()]
+    assert len(rows) == 6 and {row["conversation"] for row in rows} == {chats.one}
+    assert "first answer" in program("conversations", "export", chats.one, "--format", "text").out
+    path = tmp_path / "out.md"
+    assert program("conversations", "export", chats.one, "-o", str(path)).out == "" and path.read_text() == md
+    assert program("conversations", "export", chats.one, "-o", str(path)).code == 2
+    assert program("conversations", "export", chats.one, "-o", str(path), "--force").code == 0
+    assert program("conversations", "export").code == program("conversations", "export", chats.one, "--all").code == 2
+
+
+def test_rename_delete_undelete(program, chats):
+    assert program("conversations", "rename", chats.two, "New name").code == 0
+    assert program("conversations", "show", "New name", "--json").object["id"] == chats.two
+    refused = program("conversations", "delete", chats.two, stdin="")
+    assert refused.code == 2 and "--yes" in refused.err
+    assert program("conversations", "delete", chats.two, chats.one, "--yes", "--json").object == {"ok": True, "ids": [chats.two, chats.one]}
+    assert program("conversations", "list", "--json").object == []
+    assert len(program("conversations", "list", "--archived", "--json").object) == 2
+    assert program("conversations", "undelete", chats.two[:5]).code == 0
+    assert [row["id"] for row in program("conversations", "list", "--json").object] == [chats.two]
+
+
+def test_delete_asks_on_a_terminal(program, chats, monkeypatch):
+    import io
+
+    for answer, left in (("n\n", 2), ("y\n", 1)):
+        monkeypatch.setattr("sys.stdin", type("Keys", (io.StringIO,), {"isatty": lambda self: True})(answer))
+        from dsv41chat.cli_commands import run_command
+
+        assert run_command("conversations", ["--data-dir", str(program.data), "delete", chats.two]) == 0
+        assert len(program("conversations", "list", "--json").object) == left
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["show", "abcd"], 6), (["show", "abcd", "--json"], 6), (["export", "abcd"], 6), (["rename", "abcd", "x"], 6), (["delete", "abcd", "--yes"], 6),
+        (["undelete", "abcd"], 6), (["shw", "abcd"], 2), ([], 2), (["show"], 2), (["list", "--limit", "0"], 2), (["list", "--lmit", "1"], 2),
+        (["show", "a", "b"], 2), (["export", "x", "--format", "pdf"], 2), (["show", "x", "--tree", "--branch", "y"], 2),
+    ],
+)  # fmt: skip
+def test_conversation_errors(program, argv, code):
+    result = program("conversations", *argv)
+    assert result.code == code
+    if "--json" in argv:
+        assert result.object["type"] == "error" and result.object["exit_code"] == code
+    else:
+        assert result.out == "" and result.err.startswith("dsv41chat: ")
+
+
+def test_near_matches_of_commands_and_options(program):
+    assert "did you mean show?" in program("conversations", "shw", "x").err
+    assert "--limit" in program("conversations", "list", "--lmit", "1").err
+
+
+# models ------------------------------------------------------------------------------------------------------------------
+
+
+def folder(tmp_path, name="V4.1 Flash"):
+    path = tmp_path / name
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def test_models_list_info_add_remove(program, tmp_path):
+    path = folder(tmp_path)
+    added = program("models", "add", str(path), "--json").object
+    assert (added["name"], added["folder"], added["fingerprint"]) == ("V4.1-Flash", str(path), "f" * 64)
+    rows = program("models", "list", "--json").object
+    assert [(row["name"], row["embedded"], row["registered"]) for row in rows] == [("V4.1-Flash", False, True), ("nano", True, False)]
+    assert "V4.1-Flash" in program("models", "list").out
+    for name in ("V4.1-Flash", "V4", str(path)):
+        assert program("models", "info", name, "--json").object["name"] == "V4.1-Flash"
+    assert "fingerprint" in program("models", "info", "nano").out
+    assert program("models", "remove", "V4.1-Flash").code == 0 and (path / "config.json").exists()
+    assert [row["name"] for row in program("models", "list", "--json").object] == ["nano"]
+
+
+def test_model_names_and_folders_of_the_config(program, tmp_path, monkeypatch):
+    path = folder(tmp_path, "a")
+    assert program("models", "add", str(path), "--name", "mine", "--json").object["name"] == "mine"
+    parent = tmp_path / "models"
+    parent.mkdir()
+    folder(parent, "mine")
+    folder(parent, "mint")
+    monkeypatch.setenv("DSV41CHAT_ENGINE_MODEL_DIRS", str(parent))
+    assert [row["name"] for row in program("models", "list", "--json").object] == ["mine", "mine-2", "mint", "nano"]
+    ambiguous = program("models", "info", "mi", "--json")
+    assert ambiguous.code == 4 and ambiguous.object["code"] == "ambiguous" and "mine-2" in ambiguous.object["message"]
+    chat = program("--json", "-m", "mi", "hi")
+    assert (chat.code, chat.object["code"], chat.object["exit_code"]) == (4, "ambiguous", 4)
+
+
+def test_which_build_answers(program, tmp_path, monkeypatch):
+    """The conversation's, else engine.model, else the last used one, else the embedded one."""
+    one, two = folder(tmp_path, "one"), folder(tmp_path, "two")
+    assert program("--json", "hi").object["build"]["name"] == "nano"
+    kept = program("--json", "-m", str(one), "hi").object
+    assert kept["build"]["name"] == "one"
+    assert program("--json", "hi").object["build"]["name"] == "one", "last used"
+    monkeypatch.setenv("DSV41CHAT_ENGINE_MODEL", str(two))
+    assert program("--json", "hi").object["build"]["name"] == "two"
+    assert program("--json", "--resume", kept["conversation"], "hi").object["build"]["name"] == "one"
+    assert program("--json", "--resume", kept["conversation"], "-m", "nano", "hi").object["build"]["name"] == "nano"
+    monkeypatch.setenv("DSV41CHAT_ENGINE_MODEL", "gone")
+    assert program("--json", "hi").code == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["info", "nothing"], 4), (["add", "/nonexistent"], 4), (["remove", "nothing"], 4), (["remove", "nano"], 2), (["verify", "nothing"], 4),
+        (["verify", "nano", "--goldens", "/nonexistent"], 2), (["verify", "nano", "--atol", "0"], 2), (["verify", "nano", "--chunks", "0"], 2),
+        (["verify", "nano", "--full"], 2), (["verify"], 2),
+    ],
+)  # fmt: skip
+def test_model_errors(program, argv, code):
+    result = program("models", *argv, "--json")
+    assert result.code == code and result.object["exit_code"] == code
+
+
+def test_a_broken_build_is_listed_with_its_reason(program, tmp_path, monkeypatch):
+    folder(tmp_path, "broken")
+    monkeypatch.setenv("DSV41CHAT_ENGINE_MODEL_DIRS", str(tmp_path))
+
+    def probe(self, ref, original=EngineHost.probe):
+        if ref.name == "broken":
+            raise PackIncomplete("3 of 61 shards are missing")
+        return original(self, ref)
+
+    monkeypatch.setattr(EngineHost, "probe", probe)
+    result = program("models", "list")
+    assert result.code == 0 and "! broken" in result.out and "3 of 61 shards" in result.out
+
+
+# config ------------------------------------------------------------------------------------------------------------------
+
+
+def test_config(program, tmp_path):
+    path = tmp_path / "c" / "config.toml"
+    words = ["--config", str(path)]
+    assert program("config", "path", *words).out == f"{path}\n"
+    assert program("config", "init", *words).code == 0 and path.exists()
+    assert program("config", "init", *words).code == 3
+    assert program("config", "set", "chat.effort", "low", *words).code == 0
+    shown = program("config", "show", *words, "--json").object
+    assert set(KEYS) == set(shown) and shown["chat.effort"] == "low"
+    assert program("config", "show", "--origin", *words, "--json").object["chat.effort"] == {"value": "low", "origin": "file"}
+    assert 'file     chat.effort = "low"' in program("config", "show", "--origin", *words).out
+    assert 'chat.effort = "low"' in program("config", "show", *words).out.splitlines()
+    assert program("config", "set", "chat.efort", "low", *words).code == 3
+    assert program("config", "set", "chat.effort", "most", *words).code == 3
+    assert "no effect" in program("config", "set", "engine.exact", "fast", *words).err
+
+
+def test_a_broken_file_can_still_be_found(program, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("[chat")
+    assert program("config", "path", "--config", str(path)).out == f"{path}\n"
+    result = program("config", "show", "--config", str(path), "--json")
+    assert (result.code, result.object["code"]) == (3, "config")
+
+
+# what every command shares -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [[], ["conversations"], ["conversations", "list"], ["models", "verify"], ["config", "set"]])
+def test_help_has_an_example(program, capsys, argv):
+    with pytest.raises(SystemExit) as exit:
+        program(*argv, "-h")
+    assert exit.value.code == 0
+
+
+def test_version(program):
+    with pytest.raises(SystemExit) as exit:
+        program("--version")
+    assert exit.value.code == 0
+
+
+def test_commands_work_without_a_back_end(program, monkeypatch):
+    program("--headless", "hi")
+    monkeypatch.setitem(__import__("sys").modules, "mlx.core", None)
+    monkeypatch.setitem(__import__("sys").modules, "mlx", None)
+    assert program("conversations", "list", real=True).code == 0
+    assert program("conversations", "export", "hi", real=True).code == 0
+    assert program("config", "show", real=True).code == 0
+    assert program("models", "list", real=True).code == 0
+
+
+def test_a_read_only_data_folder_can_be_read(program):
+    one = program("--json", "hi").object["conversation"]
+    for path in (*program.data.iterdir(), program.data):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    try:
+        assert program("conversations", "show", one).code == 0
+    finally:
+        program.data.chmod(0o700)
