@@ -56,7 +56,8 @@ def test_show(program, chats):
     assert "branch one" in program("conversations", "show", chats.one, "--branch", other.id).out
     tree = program("conversations", "show", chats.one, "--tree").out
     assert "branch one" in tree and "branch two" in tree and len(tree.splitlines()) == 7
-    assert [m["text"] for m in program("conversations", "show", "second chat", "--json").object["messages"]] == ["second chat", "Hello from the fake engine."]
+    shown = program("conversations", "show", "second chat", "--json").object
+    assert [m["text"] for m in shown["messages"]] == ["second chat", "Hello from the fake engine."]
 
 
 def test_show_on_a_terminal_goes_through_the_pager(program, chats, monkeypatch, tmp_path):
@@ -120,8 +121,9 @@ def test_delete_asks_on_a_terminal(program, chats, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "code"),
     [
-        (["show", "abcd"], 6), (["show", "abcd", "--json"], 6), (["export", "abcd"], 6), (["rename", "abcd", "x"], 6), (["delete", "abcd", "--yes"], 6),
-        (["undelete", "abcd"], 6), (["shw", "abcd"], 2), ([], 2), (["show"], 2), (["list", "--limit", "0"], 2), (["list", "--lmit", "1"], 2),
+        (["show", "abcd"], 6), (["show", "abcd", "--json"], 6), (["export", "abcd"], 6), (["rename", "abcd", "x"], 6),
+        (["delete", "abcd", "--yes"], 6), (["undelete", "abcd"], 6), (["shw", "abcd"], 2), ([], 2), (["show"], 2),
+        (["list", "--limit", "0"], 2), (["list", "--lmit", "1"], 2),
         (["show", "a", "b"], 2), (["export", "x", "--format", "pdf"], 2), (["show", "x", "--tree", "--branch", "y"], 2),
     ],
 )  # fmt: skip

@@ -1,0 +1,268 @@
+"""The whole program with the real engine and the embedded model: the promises of scripted mode that no fake can show."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsv41chat.nano import embedded_pack
+from dsv41chat.store import Store
+from tests.markers import HOSTILE
+from tests.ui.program import ROOT, child
+from tests.ui.test_signals import kill_once, leaf
+
+SHORT = ["--max-tokens", "12"]
+
+
+def test_a_pipe_gets_the_answer_and_nothing_else(tmp_path):
+    process = child(tmp_path, SHORT, stdin=subprocess.PIPE)
+    out, err = process.communicate(b"hi\n", timeout=120)
+    assert process.returncode == 0
+    answer = leaf(tmp_path, err.decode().split("conversation ")[1].split()[0])
+    assert out.decode() == answer.text + ("" if answer.text.endswith("\n") else "\n") and answer.text
+    assert err.decode().count("models add") == 1
+
+
+def test_seeds_repeat_in_new_processes_and_differ_from_each_other(tmp_path):
+    hashes = []
+    for seed in ("7", "7", "8"):
+        out, _ = child(tmp_path, ["--json", "--temperature", "0.8", "--seed", seed, *SHORT, "hi"]).communicate(timeout=120)
+        hashes.append(json.loads(out)["ids_hash"])
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_screen_and_scripted_mode_give_one_answer(program):
+    """Both drive the same turn runner with the same request: what the screen runs is what `run` gets here."""
+    from dsv41chat.settings import load_settings
+    from dsv41chat.ui.host import EngineHost
+    from dsv41chat.ui.turn import TurnController
+    from dsv41chat.ui.turn_events import Finished, TurnRequest
+
+    options = ["--temperature", "0.8", "--seed", "7", *SHORT]
+    scripted = program("--json", *options, "hi", real=True).object
+    flags = {"chat.temperature": 0.8, "chat.max_tokens": 12}
+    settings = load_settings(data_dir=program.data / "screen", environ={}, flags=flags, turn={"seed": 7})
+    with Store.open(settings.paths.data) as store:
+        host = EngineHost(settings, store)
+        finished = list(TurnController(store, host, settings).run(TurnRequest(text="hi")))[-1]
+        host.close()
+    assert isinstance(finished, Finished) and finished.ids_hash == scripted["ids_hash"]
+
+
+def test_turns_reuse_the_lane_and_a_cold_start_gives_the_same_answer(program):
+    """What is cached changes times, never answers: three turns in one process, and the third again in a new one."""
+    one = program("--json", *SHORT, "-p", "one", "-p", "two", "-p", "three", real=True).object
+    assert one["usage"]["cached_tokens"] > 0
+    with Store.open(program.data, readonly=True) as store:
+        question = store.message(store.message(one["message_id"]).parent_id)
+    cold = program("--json", *SHORT, "--branch", question.parent_id, "three", real=True).object
+    assert cold["usage"]["cached_tokens"] == 0 and cold["ids_hash"] == one["ids_hash"]
+    fresh = program("--json", "--no-cache", *SHORT, "-p", "one", "-p", "two", "-p", "three", real=True).object
+    assert fresh["usage"]["cached_tokens"] == 0 and fresh["ids_hash"] == one["ids_hash"]
+
+
+def test_hash_and_counts_agree_with_the_stored_ids(program):
+    o = program("--json", *SHORT, "hi", real=True).object
+    exported = json.loads(program("conversations", "export", o["conversation"], "--format", "json").out)
+    answer = exported["messages"][-1]
+    assert answer["ids_hash"] == o["ids_hash"] == hashlib.sha256(np.array(answer["ids"], "<u4").tobytes()).hexdigest()
+    assert o["usage"]["completion_tokens"] == len(answer["ids"]) == o["usage"]["thinking_tokens"] + o["usage"]["answer_tokens"]
+    assert o["usage"]["prompt_tokens"] == o["usage"]["cached_tokens"] + o["usage"]["prefilled_tokens"]
+
+
+@pytest.mark.parametrize("source", ["prompt", "stdin", "file", "system", "answer"])
+def test_no_marker_of_either_family_is_ever_encoded_from_text(program, tmp_path, source):
+    """All markers in one text, from every place a text can come from."""
+    from dsv41chat.engine.chat.tokenizer import ChatTokenizer
+    from dsv41chat.ui.host import EngineHost
+
+    text = HOSTILE
+    tokenizer = ChatTokenizer.from_file(embedded_pack() / "tokenizer.json")
+    seen = []
+    original = EngineHost.encode
+
+    def encode(self, messages, options):
+        prompt = original(self, messages, options)
+        seen.append(prompt.ids)
+        return prompt
+
+    (tmp_path / "f.txt").write_text(text)
+    words = {
+        "prompt": [text], "stdin": [], "file": ["-f", str(tmp_path / "f.txt"), "q"], "system": ["-s", text, "q"], "answer": ["q"],
+    }[source]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineHost, "encode", encode)
+        plain = program("--json", "--max-tokens", "2", "q", real=True).object
+        if source == "answer":
+            with Store.open(program.data) as store:
+                c = store.conversation(plain["conversation"])
+                answer = store.add_message(c.id, store.path_to(c.leaf_id)[0].id, "assistant", text)
+            words = ["--branch", answer.id, "q"]
+        result = program("--json", "--max-tokens", "2", *words, stdin=text if source == "stdin" else None, real=True).object
+    extra = {"answer": 4, "system": 1}.get(source, 0)  # </think>, EOS, User, Assistant of the earlier turn; System
+    controls = [sum(tokenizer.is_added(i) for i in ids) for ids in seen]
+    assert controls[1] == controls[0] + extra
+    raw = b"".join(tokenizer.token_bytes(i) for i in seen[1] if not tokenizer.is_added(i)).decode()
+    assert text in raw
+    with Store.open(program.data, readonly=True) as store:
+        stored = store.path_to(store.message(result["message_id"]).id)
+        c = store.conversation(result["conversation"])
+        assert any(text in m.text for m in stored) or text == c.settings.get("system")
+
+
+def test_kill_9_at_several_moments(tmp_path):
+    for after_s in (0.05, 1.2, 2.3):
+        kill_once(tmp_path, ["--max-tokens", "2000"], None, after_s)
+
+
+@pytest.mark.slow
+def test_kill_9_at_twenty_random_moments(tmp_path):
+    rng = np.random.default_rng(9)
+    for after_s in rng.uniform(0.0, 4.0, 20):
+        kill_once(tmp_path, ["--max-tokens", "2000"], None, float(after_s))
+
+
+def test_a_cut_answer_is_history_of_the_next_turn(tmp_path):
+    kill_once(tmp_path, ["--max-tokens", "2000"], None, 1.0)
+    out, _ = child(tmp_path, ["--json", "-c", *SHORT, "go on"]).communicate(timeout=120)
+    o = json.loads(out)
+    with Store.open(tmp_path, readonly=True) as store:
+        path = store.path_to(o["message_id"])
+    assert [m.role for m in path] == ["user", "assistant", "user", "assistant"] and path[1].state == "interrupted"
+    assert o["usage"]["prompt_tokens"] > len(path[1].body_ids)
+
+
+# packs -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pack(tmp_path):
+    """A copy of the embedded pack that a test may damage."""
+    folder = tmp_path / "pack"
+    shutil.copytree(embedded_pack(), folder)
+    return folder
+
+
+def edit_config(pack: Path, change) -> None:
+    config = json.loads((pack / "config.json").read_text())
+    change(config)
+    (pack / "config.json").write_text(json.dumps(config))
+
+
+def shard(pack: Path) -> Path:
+    return sorted(pack.glob("*.safetensors"))[0]
+
+
+DAMAGE = {
+    "truncated shard": (lambda pack: shard(pack).write_bytes(shard(pack).read_bytes()[:-1000]), ("build_damaged", "build_incomplete")),
+    "missing shard": (lambda pack: shard(pack).unlink(), ("build_incomplete",)),
+    "missing tokenizer": (lambda pack: (pack / "tokenizer.json").unlink(), ("build_incomplete",)),
+    "broken tokenizer": (lambda pack: (pack / "tokenizer.json").write_text("{"), ("build_damaged",)),
+    "broken config": (lambda pack: (pack / "config.json").write_text("{"), ("build_damaged",)),
+    "missing value": (lambda pack: edit_config(pack, lambda c: c["text_config"].pop("rope_theta")), ("build_damaged", "build_unsupported")),
+    "wrong width": (lambda pack: edit_config(pack, lambda c: c["text_config"].update(q_lora_rank=64)), ("build_damaged",)),
+    "other architecture": (lambda pack: edit_config(pack, lambda c: c.update(model_type="llama")), ("build_unsupported", "build_damaged")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_pack_is_one_object_and_exit_4(program, pack, name):
+    damage, codes = DAMAGE[name]
+    damage(pack)
+    result = program("--json", "-m", str(pack), "hi", real=True)
+    assert result.code == 4 and result.object["type"] == "error" and result.object["code"] in codes and result.object["message"]
+    assert "\n" not in result.object["message"]
+    with Store.open(program.data, readonly=True) as store:
+        assert [m.text for m in store.tree(result.object["conversation"])] == ["hi"], "nothing is lost"
+    verified = program("models", "verify", str(pack), "--json", real=True)
+    assert verified.code == 4 and verified.object["code"] in codes
+
+
+def test_verify_a_good_pack(program, pack):
+    o = program("models", "verify", str(pack), "--json", real=True).object
+    assert o["ok"] and {c["name"] for c in o["checks"]} == {"headers", "tokenizer"}
+    assert program("models", "verify", "nano", real=True).code == 0
+
+
+# goldens -----------------------------------------------------------------------------------------------------------------
+
+V41 = ROOT / "tests" / "data" / "v41"
+FIELDS = {"name", "mode", "n", "max_abs", "top1", "first_bad", "hard", "ok"}
+
+
+@pytest.fixture
+def goldens(tmp_path):
+    """The first 40 ids of the golden sequence, so that a pass costs little; the whole file runs in tests/engine."""
+    from safetensors.numpy import load_file, save_file
+
+    full = load_file(V41 / "goldens.safetensors")
+    kept = full["positions"] < 40
+    short = {"input_ids": full["input_ids"][:40], "positions": full["positions"][kept], "chunk_cuts": np.array([0, 1, 8, 40], np.int32)}
+    for name in ("logits.engram_on.no_quant.ref64", "logits.engram_on.cache_quant.ref64"):
+        short[name] = np.ascontiguousarray(full[name][kept])
+    save_file(short, tmp_path / "short.safetensors")
+    return tmp_path / "short.safetensors"
+
+
+def test_verify_goldens(program, goldens):
+    result = program("models", "verify", str(V41), "--goldens", str(goldens), "--atol", "2e-4", "--json", real=True)
+    o = result.object
+    assert result.code == 0 and o["ok"] and all(set(c) == FIELDS for c in o["checks"])
+    hard = [c for c in o["checks"] if c["hard"]]
+    assert {c["mode"] for c in hard} == {"one-shot", "chunks", "decode"} and all(c["max_abs"] <= 2e-4 and c["top1"] == 1.0 for c in hard)
+    assert any(not c["hard"] for c in o["checks"]), "cache_quant is reported"
+
+
+def other_rope(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    holder = config.get("text_config", config)
+    holder["rope_theta"] = holder["rope_theta"] * 2
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def swapped_rows(folder: Path) -> None:
+    """Exchange the first two rows of one attention weight, in the file's own bytes."""
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    name = next(n for n in sorted(header) if n.endswith("attn.wq_b.weight"))
+    begin, end = header[name]["data_offsets"]
+    row, at = (end - begin) // header[name]["shape"][0], 8 + size + begin
+    first, second = data[at : at + row], data[at + row : at + 2 * row]
+    assert first != second
+    data[at : at + 2 * row] = second + first
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("fault", "words"), [(other_rope, []), (swapped_rows, ["--json"])])
+def test_verify_finds_a_fault(program, tmp_path, goldens, fault, words):
+    folder = tmp_path / "v41"
+    shutil.copytree(V41, folder)
+    fault(folder)
+    result = program("models", "verify", str(folder), "--goldens", str(goldens), *words, real=True)
+    assert result.code == 4
+    if words:
+        assert not result.object["ok"] and any(c["first_bad"] is not None for c in result.object["checks"])
+    else:
+        assert "first at position" in result.err and "FAILED" in result.out
+
+
+def test_a_golden_file_in_which_nothing_applies(program, tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"other": np.zeros(3, np.float32)}, tmp_path / "g.safetensors")
+    result = program("models", "verify", "nano", "--goldens", str(tmp_path / "g.safetensors"), "--json", real=True)
+    assert result.code == 2 and result.object["code"] == "usage"
+
+
+def test_the_module_runs_as_the_console_script_does():
+    done = subprocess.run([sys.executable, "-m", "dsv41chat", "--version"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "dsv41chat 0.1.0\n")
