@@ -167,14 +167,14 @@ def test_continue_goes_on_from_the_kept_text(setup):
 
 
 def test_continue_inside_a_thought(setup):
-    s = setup(Script("answer", thinking="let me think"))
+    s = setup(Script("answer", thinking="let me think " * 50, delay_s=0.005))
     events = s.controller.run(TurnRequest(text="a"))
     for event in events:
         if isinstance(event, Piece):
             s.controller.cancel()
     cut = event.message
     assert cut.thinking and not cut.text and cut.state == "stopped"
-    s.script.thinking = "... on"
+    s.script.thinking, s.script.delay_s = "... on", 0.0
     two = s.run(None, event.conversation_id, continue_from=cut.id)[-1]
     assert two.message.thinking == cut.thinking + "... on" and two.message.text == "answer"
 
