@@ -142,6 +142,8 @@ class _Chat:
         """Whether options, or the lack of a terminal, make this a scripted run. Raises UsageError where nothing was asked."""
         if any(getattr(args, name) not in (None, False) for name, _ in HEADLESS_ONLY):
             return True
+        if args.plain:
+            return False
         if settings.environment.term != "dumb" and sys.stdout is not None and sys.stdout.isatty():
             return False
         piped = sys.stdin is not None and not sys.stdin.isatty() and not args.no_stdin
@@ -218,7 +220,8 @@ class _Chat:
             raise UsageError("The full screen takes one prompt.", hint="--headless runs several turns")
         prompt = "".join(read_text(value, value) if kind == "file" else value for kind, value in args.prompts)
         attachments = [(Path(path).name, read_text(path, path)) for path in args.file if path != "-"]
-        if not args.no_stdin and (piped := read_stdin()):
+        # The line mode reads its lines from there.
+        if not args.no_stdin and not args.plain and (piped := read_stdin()):
             attachments.append(("stdin", piped))
             _reopen_keys()
         notices = [warning.message for warning in self.warnings]
@@ -247,7 +250,12 @@ class _Chat:
             backend_missing=backend_problem(), pick=args.pick, send=args.send, readonly=args.readonly, theme=args.theme,
             mouse=False if args.no_mouse else None, save=not args.no_save, program=program(),
         )  # fmt: skip
-        code = run_app(controller, start)
+        if args.plain:
+            from dsv41chat.ui.plain import run_plain
+
+            code = run_plain(controller, start)
+        else:
+            code = run_app(controller, start)
         if controller.last_conversation_id is not None and controller.saving:
             self.stderr.notice(f"resume with: {program()} --resume {controller.last_conversation_id}")
         return code

@@ -180,6 +180,7 @@ def chat_parser() -> Parser:
     g.add_argument("--theme", metavar="NAME", help="colours")
     g.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
     g.add_argument("--readonly", action="store_true", help="read only")
+    g.add_argument("--plain", action="store_true", help="lines of text instead of a screen, for screen readers")
     add_common(p)
     return p
 
@@ -195,7 +196,9 @@ BATCH_REFUSES = (
     ("fork", "--fork"), ("output", "another output"), ("extract", "--extract"), ("show_thinking", "--show-thinking"), ("path", "-o"),
     ("strict", "--strict"), ("no_stream", "--no-stream"),
 )  # fmt: skip
-SCREEN_ONLY = (("send", "--send"), ("pick", "--pick"), ("theme", "--theme"), ("no_mouse", "--no-mouse"), ("readonly", "--readonly"))
+SCREEN_ONLY = (
+    ("send", "--send"), ("pick", "--pick"), ("theme", "--theme"), ("no_mouse", "--no-mouse"), ("readonly", "--readonly"), ("plain", "--plain"),
+)  # fmt: skip
 
 
 def first_word(argv: Sequence[str], parser: argparse.ArgumentParser) -> int | None:

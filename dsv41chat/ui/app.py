@@ -17,11 +17,15 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.theme import Theme
 
+from dsv41chat.config_file import set_config
+from dsv41chat.settings import ConfigError
 from dsv41chat.store import Store, StoreError
-from dsv41chat.ui.keymap import KEYS, clashes
+from dsv41chat.ui.background import ask_terminal
+from dsv41chat.ui.keymap import KEYS, clashes, display
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat import ChatScreen
 from dsv41chat.ui.screens.dialogs import TooSmallScreen
+from dsv41chat.ui.themes import ALIASES, OWN
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
 
@@ -32,7 +36,6 @@ log = logging.getLogger(__name__)
 
 MIN_WIDTH, MIN_HEIGHT = 40, 10
 STOP_WAIT_S = 5.0
-THEMES = {"auto": "dark", "dark": "dark", "light": "light", "high-contrast": "high-contrast", "ansi": "ansi-dark"}
 
 
 class ChatApp(App[int]):
@@ -57,6 +60,7 @@ class ChatApp(App[int]):
         self.unsaved = "" if self.store.path is not None else "memory"
         self._said = ""
         self._tokenizer: Any = None
+        self.auto_theme, self.typed_early = "dark", ""
         self._stores: list[Store] = []
         self.user_keys = dict(self.settings.keys)
         self.failure = ""
@@ -70,12 +74,11 @@ class ChatApp(App[int]):
     # Start --------------------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        self.register_theme(HIGH_CONTRAST)
-        for name, base in (("dark", "textual-dark"), ("light", "textual-light")):
-            theme = self.available_themes[base]
-            self.register_theme(Theme(**{**theme.__dict__, "name": name, "variables": {**theme.variables, **READABLE[name]}}))
-        wanted = self.begin.theme or self.settings.ui.theme
-        self.theme = THEMES.get(wanted, wanted) if THEMES.get(wanted, wanted) in self.available_themes else "dark"
+        for theme in OWN:
+            self.register_theme(theme)
+        wanted = self._theme_name(self.begin.theme or self.settings.ui.theme)
+        self.theme = wanted if wanted in self.available_themes else self.auto_theme
+        self.theme_changed_signal.subscribe(self, self._theme_picked)
         self.set_keymap({name: key for name, key in self.user_keys.items()})
         if self.settings.ui.reduced_motion:
             self.animation_level = "none"
@@ -99,6 +102,8 @@ class ChatApp(App[int]):
             chat.add_notice(text)
         for name, text in begin.attachments:
             chat.composer.insert(chat.composer.add_chip("file", text, name) + " ")
+        if self.typed_early:
+            chat.composer.insert(self.typed_early)
         if begin.prompt:
             chat.composer.insert(begin.prompt)
             if begin.send:
@@ -201,9 +206,22 @@ class ChatApp(App[int]):
         """From now on these count, for the screen, the turns and the engine's next load."""
         self.settings = self.controller.settings = self.host.settings = settings
         self.animation_level = "none" if settings.ui.reduced_motion else "full"
-        wanted = THEMES.get(settings.ui.theme, settings.ui.theme)
+        wanted = self._theme_name(settings.ui.theme)
         if wanted in self.available_themes and wanted != self.theme:
             self.theme = wanted
+
+    def _theme_name(self, setting: str) -> str:
+        return self.auto_theme if setting == "auto" else ALIASES.get(setting, setting)
+
+    def _theme_picked(self, theme: Theme) -> None:
+        """A theme chosen in the palette is kept like any other setting."""
+        if theme.name in (self._theme_name(self.settings.ui.theme), self._theme_name(self.begin.theme or "auto")):
+            return
+        try:
+            set_config(self.settings.paths.config, "ui.theme", theme.name)
+        except (ConfigError, OSError) as error:
+            self.not_saved(str(error))
+        self.apply_settings(self.settings.changed("ui.theme", theme.name))
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text for the build that answers next. Not on the event loop. Raises EngineError."""
@@ -245,7 +263,8 @@ class ChatApp(App[int]):
         for key in KEYS:
             if key.fixed or key.id == "app.palette" or key.id.startswith("list.recent"):
                 continue
-            yield SystemCommand(key.title, key.help, self._runner(screen, key.action))
+            bound = self.user_keys.get(key.id, key.key).split(",")[0]
+            yield SystemCommand(key.title, f"{key.help}  ({display(bound)})" if bound else key.help, self._runner(screen, key.action))
 
     def _runner(self, screen: Screen, action: str):
         async def run() -> None:
@@ -254,21 +273,12 @@ class ChatApp(App[int]):
         return run
 
 
-HIGH_CONTRAST = Theme(
-    name="high-contrast", dark=True, primary="#66ccff", secondary="#ffff66", accent="#ffcc00", foreground="#ffffff", background="#000000",
-    surface="#000000", panel="#1a1a1a", success="#66ff66", warning="#ffcc00", error="#ff8080",
-    variables={"text-muted": "#e0e0e0", "border": "#ffffff", "border-blurred": "#b0b0b0"},
-)  # fmt: skip
-# Contrast of at least 4.5:1 for all text, checked by tests/ui/test_themes.py.
-READABLE = {
-    "dark": {"text-muted": "#a8a8a8", "border-blurred": "#606060"},
-    "light": {"text-muted": "#555555", "border-blurred": "#909090"},
-}
-
-
 def run_app(controller: TurnController, start: AppStart | None = None) -> int:
     """Runs the full screen until the user leaves. Returns the exit code; the terminal is as it was before."""
     app = ChatApp(controller, start)
+    if (app.begin.theme or app.settings.ui.theme) == "auto" and not app.surroundings.ssh and not app.surroundings.no_color:
+        light, app.typed_early = ask_terminal()
+        app.auto_theme = "light" if light else "dark"
     result = app.run(mouse=app.mouse_on)
     for store in [*app._stores[1:], *([app.store] if app._stores else [])]:
         store.close()

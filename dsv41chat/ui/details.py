@@ -16,7 +16,7 @@ def details_text(message: Any, finish: Any = None) -> str:
     """message: the stored answer. finish: the end of its turn while it is still known; it has drafting and reads."""
     usage, timing, params = message.usage or {}, message.timing or {}, message.params or {}
     rows: list[tuple[str, str]] = [("build", f"{message.build_name} {str(message.build_fingerprint or '')[:12]}")]
-    rows += [(name, duration(timing[key])) for key, name in TIMES if timing.get(key) is not None]
+    rows += [(name, duration(timing[key])) for key, name in TIMES if timing.get(key)]
     for key, name in (("prefill_tok_s", "prefill rate"), ("decode_tok_s", "decode rate")):
         if timing.get(key):
             rows.append((name, f"{timing[key]:,.1f} tok/s"))

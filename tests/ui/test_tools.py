@@ -355,7 +355,7 @@ async def test_export_page_writes_a_file(tmp_path, monkeypatch):
         chat.action_export()
         await pilot.pause()
         assert "Export" in screen_text(app) and "engram-questions-" in screen_text(app)
-        await pilot.click("#write")
+        await pilot.press("enter")
         await until(lambda: list(tmp_path.glob("engram-questions-*.md")))
         text = next(tmp_path.glob("engram-questions-*.md")).read_text()
         assert "print(1)" in text and "# Engram questions?" in text

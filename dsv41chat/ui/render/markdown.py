@@ -14,6 +14,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from dsv41chat.ui.render.code import highlight
+from dsv41chat.ui.render.formulas import show_formulas
 from dsv41chat.ui.render.palette import Palette
 from dsv41chat.ui.render.splitter import Block
 from dsv41chat.ui.render.wrap import Line, Run, crop_cells, plain_lines, wrap_runs
@@ -53,7 +54,8 @@ def render_block(block: Block, options: RenderOptions) -> list[Line]:
     if block.kind == "code":
         return code_lines(block, options, [(" " * indent, Style())] if indent else [])
     prefix = [(" " * indent, Style())] if indent else []
-    return _Walk(options, block.start).blocks(SyntaxTreeNode(_PARSER.parse(block.source)).children, prefix, prefix)
+    source = show_formulas(block.source) if options.math == "unicode" else block.source
+    return _Walk(options, block.start).blocks(SyntaxTreeNode(_PARSER.parse(source)).children, prefix, prefix)
 
 
 def code_lines(block: Block, options: RenderOptions, prefix: list[Run]) -> list[Line]:

@@ -70,7 +70,7 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self._sidebar_wanted: bool | None = None
         self._header_build = ""
         self._view: dict = {}
-        self._completing = ""
+        self._completing = self._completing_for = ""
         self._chip_tokens: dict[str, int] = {}
         self.init_turns()
         self.init_messages()
@@ -321,6 +321,7 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
     @on(Completions)
     def _completions(self, event: Completions) -> None:
         self._completing = "  ".join(event.found)
+        self._completing_for = self.composer.text
         self.show_label()
 
     def show_label(self) -> None:
@@ -350,7 +351,7 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
 
     @on(DraftChanged)
     def _draft_changed(self) -> None:
-        if self._completing:
+        if self._completing and self.composer.text != self._completing_for:
             self._completing = ""
             self.show_label()
         if self.composer.chips or self._chip_tokens:

@@ -6,22 +6,25 @@ import json
 import re
 import time
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Button, Checkbox, Input, RadioButton, RadioSet, Static
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
 
 from dsv41chat.store import Store
 from dsv41chat.ui.export import export, markdown, message_dict, readable
 from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.screens.dialogs import LineScreen
 
 FORMATS = (("md", "markdown"), ("json", "json"), ("jsonl", "jsonl"), ("text", "text"))
 SCOPES = (("branch", "this branch"), ("all", "all branches"), ("message", "selected message"))
+INCLUDE = (("system", "system prompt"), ("thinking", "thinking"), ("numbers", "build and numbers"))
 ENDINGS = {"md": ".md", "json": ".json", "jsonl": ".jsonl", "text": ".txt"}
 
 
@@ -100,51 +103,59 @@ class ExportScreen(ModalScreen[ExportRequest | None]):
 
     def __init__(self, conversation: Any, leaf: str | None, message: str | None):
         super().__init__()
-        self._conversation, self._leaf, self._message = conversation, leaf, message
-        self._named = False
+        self._request = ExportRequest(conversation, leaf, message, path=Path(file_name(conversation.title, "md")))
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog dialog-full", id="export"):
-            yield Static(visible_line(f'Export "{self._conversation.title}"'), markup=False, classes="dialog-title")
-            with Horizontal(id="export-options"):
-                yield RadioSet(*(RadioButton(label, value=name == "md", id=f"format-{name}") for name, label in FORMATS), id="format", compact=True)
-                scopes = [scope for scope in SCOPES if scope[0] != "message" or self._message]
-                yield RadioSet(*(RadioButton(label, value=name == "branch", id=f"scope-{name}") for name, label in scopes), id="scope", compact=True)
-                with Vertical(id="include"):
-                    yield Checkbox("system prompt", True, id="system", compact=True)
-                    yield Checkbox("thinking", False, id="thinking", compact=True)
-                    yield Checkbox("build and numbers", True, id="numbers", compact=True)
-            yield Input(file_name(self._conversation.title, "md"), id="export-path", compact=True)
-            with Horizontal(classes="dialog-buttons"):
-                yield Button("write", id="write", compact=True)
-                yield Button("copy", id="copy", compact=True)
-            yield Static("tab moves   space chooses   enter on write or copy   esc closes", classes="dialog-foot")
+        with Vertical(classes="dialog"):
+            yield Static(visible_line(f'Export "{self._request.conversation.title}"'), markup=False, classes="dialog-title")
+            yield OptionList(id="list", markup=False, compact=True)
+            yield Static("enter chooses   esc closes", classes="dialog-foot")
 
-    def _format(self) -> str:
-        button = self.query_one("#format", RadioSet).pressed_button
-        return button.id.removeprefix("format-") if button is not None else "md"
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+        self._show("do:write")
 
-    def on_radio_set_changed(self, event: RadioSet.Changed) -> None:
-        path = self.query_one("#export-path", Input)
-        known = {file_name(self._conversation.title, name) for name, _ in FORMATS}
-        if event.radio_set.id == "format" and path.value in known:
-            path.value = file_name(self._conversation.title, self._format())
+    def _show(self, highlight: str) -> None:
+        """One row per choice; the marks say in characters what is chosen."""
+        request = self._request
+        rows: list[tuple[str, str]] = []
+        for name, label in FORMATS:
+            rows.append((f"format:{name}", f"{'format' if not rows else '':8} ({'•' if name == request.format else ' '}) {label}"))
+        for number, (name, label) in enumerate(scope for scope in SCOPES if scope[0] != "message" or request.message):
+            rows.append((f"scope:{name}", f"{'scope' if not number else '':8} ({'•' if name == request.scope else ' '}) {label}"))
+        if request.format in ("md", "text"):
+            for number, (name, label) in enumerate(INCLUDE if request.format == "md" else INCLUDE[1:2]):
+                rows.append((f"include:{name}", f"{'include' if not number else '':8} [{'x' if getattr(request, name) else ' '}] {label}"))
+        rows.append(("path:", f"{'to':8} {visible_line(str(request.path))}"))
+        rows += [("do:write", f"{'':8} [ write ]"), ("do:copy", f"{'':8} [ copy ]")]
+        options = self.query_one(OptionList)
+        options.clear_options()
+        options.add_options([Option(text, id=name) for name, text in rows])
+        options.highlighted = next((index for index, (name, _) in enumerate(rows) if name == highlight), 0)
 
-    def on_input_submitted(self) -> None:
-        self._done(copy=False)
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        what, _, name = event.option.id.partition(":")
+        request = self._request
+        if what == "format":
+            known = {file_name(request.conversation.title, one) for one, _ in FORMATS}
+            path = Path(file_name(request.conversation.title, name)) if str(request.path) in known else request.path
+            self._request = replace(request, format=name, path=path)
+        elif what == "scope":
+            self._request = replace(request, scope=name)
+        elif what == "include":
+            self._request = replace(request, **{name: not getattr(request, name)})
+        elif what == "path":
+            self.app.push_screen(LineScreen("File to write (Tab completes)", str(request.path), complete=True), self._named)
+            return
+        else:
+            self.dismiss(replace(request, copy=name == "copy"))
+            return
+        self._show(event.option.id)
 
-    def on_button_pressed(self, event: Button.Pressed) -> None:
-        self._done(copy=event.button.id == "copy")
-
-    def _done(self, copy: bool) -> None:
-        scope = self.query_one("#scope", RadioSet).pressed_button
-        self.dismiss(
-            ExportRequest(
-                self._conversation, self._leaf, self._message, self._format(), scope.id.removeprefix("scope-") if scope is not None else "branch",
-                self.query_one("#system", Checkbox).value, self.query_one("#thinking", Checkbox).value,
-                self.query_one("#numbers", Checkbox).value, Path(self.query_one("#export-path", Input).value).expanduser(), copy,
-            )  # fmt: skip
-        )
+    def _named(self, path: str | None) -> None:
+        if path:
+            self._request = replace(self._request, path=Path(path).expanduser())
+        self._show("do:write")
 
     def action_close(self) -> None:
         self.dismiss(None)

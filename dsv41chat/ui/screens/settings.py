@@ -101,15 +101,20 @@ class SettingsScreen(ModalScreen[None]):
         return rows
 
     def _line(self, row: Row, width: int) -> Text:
-        name, value, origin = row.name.ljust(24), _shown(row.value), ORIGINS[row.origin]
-        text = f"{name} {crop_cells(value, max(8, width - 40))}"
+        column = min(24, width // 2)
+        name, value, origin = crop_cells(row.name, column).ljust(column), _shown(row.value), ORIGINS[row.origin]
+        room = width - column - 2 - (cell_len(origin) + 1 if width > 50 else 0)
+        text = f"{name} {crop_cells(value, max(4, room))}"
+        if width <= 50:
+            return Text(text, no_wrap=True)
         return Text(text + " " * max(1, width - cell_len(text) - cell_len(origin)) + origin, no_wrap=True)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_index < len(self._rows):
             row = self._rows[event.option_index]
             doc = f"{row.key.doc} ({row.key.expected()})" if row.key.kind != "str" or row.key.choices else row.key.doc
-            self.query_one("#settings-help", Static).update(f"{doc}. {row.note}".strip())
+            origin = "" if self.size.width > 54 else f" [{ORIGINS[row.origin]}]"
+            self.query_one("#settings-help", Static).update(f"{doc}{origin}. {row.note}".strip())
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         row = self._rows[event.option_index]

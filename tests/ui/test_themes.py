@@ -1,0 +1,70 @@
+"""Themes: readable in every one of our own, meaning without colour, the terminal's background asked safely."""
+
+from __future__ import annotations
+
+import pytest
+from textual.color import Color
+
+from dsv41chat.ui.background import ask_terminal, is_light, parse_answer
+from dsv41chat.ui.render.palette import Palette
+from tests.ui.fakes import Script
+from tests.ui.tui import chat_of, make_app, say, screen_text
+
+TEXT = [name for name in Palette.names() if name not in ("match", "current", "frame")]
+
+
+def contrast(one: Color, two: Color) -> float:
+    def luminance(color: Color) -> float:
+        parts = [part / 255 for part in color.rgb]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(one), luminance(two)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["dark", "light", "high-contrast"])
+async def test_text_reaches_contrast(tmp_path, theme):
+    app = make_app(tmp_path, Script(answer="# a\n\n`b` [c](https://d.e)\n\n> f"), config=f'[ui]\ntheme = "{theme}"\n')
+    async with app.run_test(size=(80, 24)) as pilot:
+        await say(pilot, app, "hello")
+        assert app.theme == theme
+        transcript = chat_of(app).transcript
+        weak = {}
+        for name in TEXT:
+            style = transcript.get_component_styles(f"transcript--{name}")
+            background = transcript.background_colors[1]
+            ratio = contrast(background + style.color, background)
+            if ratio < 4.5:
+                weak[name] = round(ratio, 2)
+        for name in ("header", "status", "keys", "badge", "queue", "above", "composer"):
+            widget = chat_of(app).query_one(f"#{name}")
+            _, background, color, _ = widget.colors
+            ratio = contrast(background + color, background)
+            if ratio < 4.5:
+                weak[name] = round(ratio, 2)
+        assert weak == {}
+
+
+@pytest.mark.parametrize("theme", ["ansi", "nord"])
+async def test_other_themes_draw_the_same_text(tmp_path, theme):
+    app = make_app(tmp_path, Script(answer="**b** `c`\n\n```python\nx = 1\n```\n"), config=f'[ui]\ntheme = "{theme}"\n')
+    async with app.run_test(size=(80, 24)) as pilot:
+        await say(pilot, app, "hello")
+        assert "x = 1" in screen_text(app) and app.theme in ("ansi-dark", "nord")
+
+
+async def test_a_theme_from_the_palette_is_kept(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.theme = "light"
+        await pilot.pause()
+    assert 'theme = "light"' in (tmp_path / "config.toml").read_text()
+
+
+def test_the_answer_of_the_terminal_is_told_from_keys():
+    assert parse_answer(b"a\x1b]11;rgb:ffff/ffff/ffff\x1b\\b") == (True, b"ab")
+    assert parse_answer(b"\x1b]11;rgb:1e/1e/2e\x07") == (False, b"")
+    assert parse_answer(b"typed") == (None, b"typed")
+    assert is_light(1, 1, 1) and not is_light(0.1, 0.1, 0.3)
+    assert ask_terminal() == (None, "")
