@@ -259,7 +259,7 @@ class SettingsActions:
             self.show_status()
 
     def _load(self, ref: Any, progress) -> None:
-        for event in self.app.host.load(ref, self._switch_cancel.is_set):
+        for event in self.app.host.load(self.app.host.probe(ref), self._switch_cancel.is_set):
             progress(event)
 
     def _loading(self, event: Any, began: float) -> None:
