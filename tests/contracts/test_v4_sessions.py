@@ -14,6 +14,7 @@ from dsv41chat.engine import SamplingParams, open_engine
 from dsv41chat.engine.chat.encode import encode_prompt
 from dsv41chat.engine.chat.messages import Message, RenderOptions
 from dsv41chat.engine.draft.base import PlainDrafter, Proposal
+from dsv41chat.engine.draft.depth import FixedDepth
 from dsv41chat.engine.events import Done, DraftRound
 from dsv41chat.settings import load_settings
 from dsv41chat.store import Store
@@ -60,7 +61,7 @@ def done(events) -> Done:
 class Scripted(PlainDrafter):
     """Proposes the true continuation with every third guess wrong."""
 
-    block, needs_taps = 5, True
+    block, window, needs_taps = 5, 4096, True
 
     def __init__(self, ids, prompt_length):
         self.ids, self.prompt_length, self.taps = ids, prompt_length, []
@@ -80,9 +81,10 @@ def test_drafted_equals_plain(engine, monkeypatch, sampling, depth):
     p = prompt(engine, "Hello there, " * 9)
     plain = done(engine.new_session().generate(p, sampling, max_tokens=60, loop_stop=False))
     assert len(plain.ids) > 25
-    drafter = Scripted(plain.ids, len(p.ids))
-    monkeypatch.setattr(engine, "new_drafter", lambda: drafter)
-    events = list(engine.new_session().generate(p, sampling, max_tokens=60, draft=depth, loop_stop=False))
+    monkeypatch.setattr(engine.drafting, "depth", lambda mode, policy: FixedDepth(depth))
+    session = engine.new_session()
+    drafter = session.drafter = Scripted(plain.ids, len(p.ids))
+    events = list(session.generate(p, sampling, max_tokens=60, draft=depth, loop_stop=False))
     assert events[-1].ids == plain.ids
     rounds = [e for e in events if isinstance(e, DraftRound)]
     assert 0 < sum(r.accepted for r in rounds) < sum(r.proposed for r in rounds)
