@@ -50,6 +50,7 @@ class Arm:
     reads_ahead: bool = False
     maps: tuple = ()
     before: Callable[[], None] = lambda: None
+    reader: list[EngramReader] = field(default_factory=list)
     seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     pages: dict[int, list[float]] = field(default_factory=dict)
     shares: dict[int, list[float]] = field(default_factory=dict)
@@ -70,9 +71,7 @@ def reader_arm(name: str, file: TableFile, settings: EngramSettings, layer: Posi
 
     open_again()
     region = box[0].tables[0].regions[1]
-    arm = Arm(name, gather, scales=not region.in_memory, before=open_again if fresh else lambda: None)
-    arm.reader = box
-    return arm
+    return Arm(name, gather, scales=not region.in_memory, before=open_again if fresh else lambda: None, reader=box)
 
 
 def memmap_arm(name: str, file: TableFile, random: bool) -> Arm:
@@ -154,9 +153,15 @@ def advise_limit(file: TableFile, cold: ColdIds, layer: PosixLayer) -> float:
 # measuring
 
 
+def live_maps(arms: list[Arm]) -> tuple:
+    """Every map through which an arm may hold pages of the file."""
+    mapped = [m for arm in arms for m in arm.maps]
+    return (*mapped, *(file.mapped.mmap for arm in arms for reader in arm.reader for file in reader.files))
+
+
 def run_cold(arm: Arm, file: TableFile, cold: ColdIds, n: int, limit: float, maps: tuple) -> None:
-    arm.before()
     cold.drop(*maps)
+    arm.before()
     rates = []
     for call in range((SLOW_CALLS if arm.reads_ahead else COLD_CALLS)[n]):
         if arm.reads_ahead or n > 1000:
@@ -253,9 +258,8 @@ def summary(arm: Arm) -> dict:
             entry["share_of_limit"] = round(statistics.median(arm.shares[n]), 3)
             entry["share_by_round"] = [round(share, 3) for share in arm.shares[n]]
         result[f"{state} {n}"] = entry
-    readers = getattr(arm, "reader", None)
-    if readers:
-        table = readers[0].counters()["layers.1.engram"]
+    if arm.reader:
+        table = arm.reader[0].counters()["layers.1.engram"]
         result |= {"batches": table["batches"], "fallbacks": table["fallbacks"]}
     return result
 
@@ -283,15 +287,13 @@ def run(folder: Path, rows: int, rounds: int, log=print) -> dict:
     file.write()
     cold = ColdIds(file, layer)
     arms = all_arms(file, folder)
-    maps = tuple(mapped for arm in arms for mapped in arm.maps)
-    maps += tuple(f.mapped.mmap for arm in arms for reader in getattr(arm, "reader", ()) for f in reader._files.values())
     limits = []
     order = np.random.default_rng(0)
     for index in range(rounds):
         for n in SIZES:
             limits.append(fio_limit(file) or advise_limit(file, cold, layer))
             for arm in order.permutation(np.array(arms, object)):
-                run_cold(arm, file, cold, n, limits[-1], maps)
+                run_cold(arm, file, cold, n, limits[-1], live_maps(arms))
         for n in SIZES:
             for arm in order.permutation(np.array(arms, object)):
                 run_warm(arm, file, cold, n)

@@ -81,6 +81,11 @@ class EngramReader:
         """
         return cls(tables, settings or EngramSettings(), facts, os_layer or system_layer(), progress)
 
+    @property
+    def files(self) -> list[TableFile]:
+        """The distinct shards that the tables lie in."""
+        return list(self._files.values())
+
     # opening
     def _open_files(self, tables: Sequence[TableSpec]) -> None:
         for spec in tables:
