@@ -227,22 +227,25 @@ def token_cost(file: TableFile, cold: ColdIds, repeats: int = 400) -> dict:
 def embedded_cost(tokens: int = 96) -> dict:
     """Host milliseconds per decoded token inside the reader while the embedded model answers, from its counters."""
     from dsv41chat.engine import SamplingParams, open_engine
-    from dsv41chat.engine.chat.encode import Message, RenderOptions, encode_prompt
+    from dsv41chat.engine.chat.encode import encode_prompt
+    from dsv41chat.engine.chat.messages import Message, RenderOptions
+    from dsv41chat.engine.events import Prefill
     from dsv41chat.nano import embedded_pack
 
+    def host_s() -> float:
+        return sum(table["host_s"] for name, table in engine.table_stats().items() if name != "reader")
+
     engine = open_engine(embedded_pack())
-    session = engine.new_session()
     found = []
-    for text in ("Tell me about the sea.", "What is a river?"):
+    for text in ("Tell me about the sea.", "What is a river?", "Tell me about the sea.", "What is a river?"):
         prompt = encode_prompt(engine.tokenizer, engine.family, [Message("user", text)], RenderOptions(thinking=False))
-        before = [table["host_s"] for name, table in engine.table_stats().items() if name != "reader"]
-        for event in session.generate(prompt, SamplingParams(), max_tokens=tokens):
-            last = event
-        after = [table["host_s"] for name, table in engine.table_stats().items() if name != "reader"]
-        found.append({"tokens": len(last.ids), "host_ms_per_token": round(1e3 * (sum(after) - sum(before)) / len(last.ids), 4)})
-    states = {table.name: table.state for table in engine.residency().tables}
+        for event in engine.new_session().generate(prompt, SamplingParams(), max_tokens=tokens):
+            if isinstance(event, Prefill) and event.done == event.total:
+                before = host_s()
+        states = [table.state for table in engine.residency().tables]
+        found.append({"tokens": len(event.ids), "host_ms_per_token": round(1e3 * (host_s() - before) / len(event.ids), 4), "states": states})
     engine.close()
-    return {"fingerprint": engine.fingerprint, "answers": found, "states": states, "note": "prefill of a short prompt included"}
+    return {"fingerprint": engine.fingerprint, "answers": found, "note": "decode only; the second two answers repeat the first two, warm"}
 
 
 def percentiles(seconds: list[float]) -> dict:

@@ -12,8 +12,31 @@ TIMES = (
 )  # fmt: skip
 
 
-def details_text(message: Any, finish: Any = None) -> str:
-    """message: the stored answer. finish: the end of its turn while it is still known; it has drafting and reads."""
+def table_rows(stats: dict[str, dict]) -> list[tuple[str, str]]:
+    """What the engine has read from its tables since it was loaded, one row per table and one for the means."""
+    rows = []
+    for name, table in stats.items():
+        if name == "reader":
+            continue
+        batches = ", ".join(f"{count:,} {path}" for path, count in sorted(table["batches"].items()))
+        text = f"{table['rows']:,} rows of {table['lookups']:,} lookups, {size(table['bytes'])}; batches: {batches or 'none'}"
+        text += f"; waited {1e3 * table['wait_s']:,.0f} ms"
+        if table["row_cache_hits"]:
+            text += f"; {table['row_cache_hits']:,} from the row cache"
+        rows.append((name, text))
+        rows += [(name, f"{count:,} times: {reason}") for reason, count in table["fallbacks"].items()]
+    if "reader" in stats:
+        reader = stats["reader"]
+        rows.append(("tables", f"probe {reader['probe']}, advice {reader['advise']}, scales {reader['scales']}"))
+        rows += [("tables", f"{name} is not used: {reason}") for name, reason in reader["refused"].items()]
+    return rows
+
+
+def details_text(message: Any, finish: Any = None, tables: dict[str, dict] | None = None) -> str:
+    """message: the stored answer. finish: the end of its turn while it is still known; it has drafting and reads.
+
+    tables: the engine's table counters (all turns since it was loaded).
+    """
     usage, timing, params = message.usage or {}, message.timing or {}, message.params or {}
     rows: list[tuple[str, str]] = [("build", f"{message.build_name} {str(message.build_fingerprint or '')[:12]}")]
     rows += [(name, duration(timing[key])) for key, name in TIMES if timing.get(key)]
@@ -39,6 +62,7 @@ def details_text(message: Any, finish: Any = None) -> str:
     for key, name in (("peak_bytes", "peak memory"), ("memory_bytes", "memory")):
         if timing.get(key) or usage.get(key):
             rows.append((name, size(timing.get(key) or usage.get(key))))
+    rows += table_rows(tables or {})
     if message.ids_hash:
         rows.append(("ids hash", message.ids_hash))
     width = max(len(name) for name, _ in rows)

@@ -269,6 +269,11 @@ class EngineHost:
             raise PackIncomplete(f"{name} has no tokenizer.json, so it cannot chat.", hint=f"dsv41chat models verify {name}")
         return self.engine.tokenizer
 
+    def table_stats(self) -> dict[str, dict]:
+        """The loaded engine's engram counters by table (engine/engram/counters.py); {} without tables. Any thread may ask."""
+        engine = self.engine
+        return engine.table_stats() if engine is not None else {}
+
     def draft_limit(self, key: str) -> int:
         """The deepest draft that the loaded build can make; 0 without a drafter."""
         return self.session(key).drafter.block

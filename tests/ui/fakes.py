@@ -75,6 +75,9 @@ class FakeEngine:
         self.tokenizer = script.tokenizer
         self.context_limit = min(context, script.context_limit) if context else script.context_limit
 
+    def table_stats(self) -> dict:
+        return {}
+
     def calibrate_tables(self, cancel) -> bool:
         return False
 

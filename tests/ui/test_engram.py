@@ -130,3 +130,38 @@ async def test_a_shard_cut_while_answering_in_full_screen(tmp_path, pack):
         shard.write_bytes(whole)
         await pilot.press("ctrl+r")
         await until(lambda: "changed while the app was running" in screen_text(app).replace("\n", " "), timeout_s=30)
+
+
+@pytest.mark.parametrize("as_json", (True, False))
+def test_doctor_engram(tmp_path, capfd, as_json):
+    words = ["doctor", "engram", "--model", "nano", "--data-dir", str(tmp_path / "data"), "--no-measure", *(["--json"] if as_json else [])]
+    assert main(words).code == 0
+    out = capfd.readouterr().out
+    if as_json:
+        lines = json.loads(out)
+        assert [line["name"] for line in lines][2:4] == ["pages", "residency probe"] and {line["build"] for line in lines} == {"nano"}
+    else:
+        assert "layers.1.engram" in out and "residency probe" in out and "rows/s" not in out
+
+
+def test_doctor_engram_measures_and_remembers(tmp_path, capfd):
+    data = tmp_path / "data"
+    assert main(["doctor", "engram", "--model", "nano", "--data-dir", str(data)]).code == 0
+    assert "cold decode" in capfd.readouterr().out
+    with Store.open(data, readonly=True) as store:
+        keys = list(store.facts)
+    assert all(key.startswith("engram.path/") for key in keys)
+
+
+def test_stats_page_has_the_tables():
+    from dsv41chat.ui.details import table_rows
+
+    engine = open_engine(embedded_pack())
+    engine.tables.gather(0, [[1, 2, 3]])
+    engine.tables.counters_of(engine.tables.tables[0]).fallback("no advice: pool instead")
+    rows = table_rows(engine.table_stats())
+    assert rows[0][0] == "layers.1.engram" and rows[0][1].startswith("3 rows of 3 lookups") and "1 advise" in rows[0][1]
+    assert rows[1] == ("layers.1.engram", "1 times: no advice: pool instead")
+    assert rows[-1][0] == "tables" and "probe" in rows[-1][1]
+    assert table_rows({}) == []
+    engine.close()

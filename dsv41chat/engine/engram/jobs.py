@@ -73,7 +73,7 @@ class JobRunner:
             job.done.wait()
         if (error := job.error or (job.batch and job.batch.error)) is not None:
             raise error
-        if desk.row_cache is not None and job.batch.n_fetch:
+        if desk.row_cache is not None and job.batch.n_fetch and (job.path == "nocache" or self.settings.row_cache != "auto"):
             self._remember(job, desk.row_cache)
         seconds = self.os.clock() - began
         desk.counters.add(wait_s=seconds, host_s=seconds)
@@ -95,7 +95,7 @@ class JobRunner:
         ids, known = job.flat, None
         if len(ids) >= DEDUPE_IDS:
             ids, job.inverse = np.unique(ids, return_inverse=True)
-        if desk.row_cache is not None and ids.size:
+        if desk.row_cache and ids.size:
             ids, job.inverse, known = self._cached_last(ids, job.inverse, desk.row_cache)
         if small:
             buffer = np.empty(buffer_bytes(table, len(ids)), np.uint8)

@@ -70,6 +70,9 @@ class PosixLayer:
         stat = os.stat(target)
         return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
     def map(self, fd: int, size: int) -> MappedFile:
         """Map read-only and switch read-ahead off: with it on, one cold row costs megabytes of reads."""
         mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ)

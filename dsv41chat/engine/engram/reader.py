@@ -133,7 +133,7 @@ class EngramReader:
         rows = self.settings.row_cache
         if rows == "auto":
             # Where nocache reads skip the page cache altogether, hot rows would be read from the drive again and again.
-            rows = MAC_CACHE_ROWS if self.os.name == "darwin" and self.settings.path == "nocache" else 0
+            rows = MAC_CACHE_ROWS if self.os.name == "darwin" else 0
         return RowCache(min(rows, table.rows), table.row_bytes) if rows and not table.resident else None
 
     def fact_key(self, table: Table, size: str) -> str:

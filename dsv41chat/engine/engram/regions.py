@@ -63,6 +63,11 @@ class TableFile:
             return f"its size is {now[0][2]:,} instead of {self.size:,} bytes"
         return "it was written to" if now[0] != self.identity or now[1] != self.identity else None
 
+    def require_whole(self, name: str) -> None:
+        """Raise EngramReadError when the file is shorter than its map: touching what is gone would end the process."""
+        if (size := self.os.size(self.fd)) < self.size:
+            raise read_error(name, self.path, size, f"the file ends there, it had {self.size:,} bytes when it was opened")
+
     def touched(self, rows: int) -> None:
         """Bound the resident size: mapped pages count as ours until they are unmapped, though the cache keeps them."""
         self._rows_since_unmap += rows
@@ -206,6 +211,10 @@ class Table:
     def disk_regions(self) -> list[Region]:
         return [region for region in self.regions if not region.in_memory]
 
+    @cached_property
+    def mapped_files(self) -> list[TableFile]:
+        return list({region.file: None for region in self.disk_regions if region.file.mapped is not None})
+
     def checked(self, ids) -> np.ndarray:
         """Flat int64 ids. Raises TypeError on other kinds of numbers, IndexError when one is outside 0 <= id < rows."""
         ids = np.asarray(ids)
@@ -232,5 +241,7 @@ class Table:
 
     def take(self, ids: np.ndarray, out: tuple[np.ndarray, ...], *, uncached: bool = False) -> None:
         """Copy rows ids into out, one uint8 [n, row_bytes] array per region."""
+        for file in self.mapped_files:
+            file.require_whole(self.name)
         for region, part in zip(self.regions, out):
             (region.take_uncached if uncached else region.take)(ids, part)

@@ -18,6 +18,9 @@ class RowCache:
         self._hand = 0
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
+    def __len__(self) -> int:
+        return len(self._slots)
+
     def find(self, ids: np.ndarray) -> np.ndarray:
         """Slots of distinct ids (int64 [n]); -1 where a row is not here. Marks the found ones as used."""
         if len(ids) <= FEW:

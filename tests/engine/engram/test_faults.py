@@ -55,6 +55,19 @@ def test_a_file_that_is_cut_under_positional_reads(spec, path, rows):
     reader.close()
 
 
+@pytest.mark.parametrize("path", ("direct", "advise", "pool"))
+@pytest.mark.parametrize("rows", (1, 100))
+def test_a_mapped_file_that_is_cut_is_noticed_before_it_is_touched(spec, path, rows):
+    """Reading past its end through the map would kill the process."""
+    reader = EngramReader.open([spec], EngramSettings(path=path, access="mmap", scales="mapped"))
+    reader.gather(0, IDS[:rows])
+    os.truncate(spec.weight.file, spec.weight.offset + 1000)
+    with pytest.raises(EngramReadError, match="the file ends there, it had") as caught:
+        reader.gather(0, IDS[:rows])
+    assert caught.value.offset == spec.weight.offset + 1000
+    reader.close()
+
+
 def change_replace(path):
     shutil.copy(path, str(path) + ".new")
     os.replace(str(path) + ".new", path)

@@ -11,7 +11,7 @@ from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.rowcache import RowCache
 from dsv41chat.engine.engram.table import EngramSettings
 from dsv41chat.engine.errors import Cancelled, EngineError
-from tests.engine.engram.tables import SlowDisk, assert_rows, write_table
+from tests.engine.engram.tables import FakeMac, SlowDisk, assert_rows, write_table
 
 ROWS = 60_000
 
@@ -177,6 +177,16 @@ def test_row_cache_hits_are_counted_and_not_read_again(specs):
     counters = reader.counters()[specs[0].name]
     assert counters["rows"] == 600 and counters["row_cache_hits"] == 624
     reader.close()
+
+
+def test_on_macos_rows_of_uncached_reads_are_kept(specs):
+    ids = np.random.default_rng(0).permutation(ROWS)[:24][None]
+    for path, hits in (("nocache", 48), ("pool", 0)):
+        reader = EngramReader.open(specs, EngramSettings(path=path), os_layer=FakeMac())
+        for _ in range(3):
+            assert_rows(reader.gather(0, ids), specs[0], ids)
+        assert reader.counters()[specs[0].name]["row_cache_hits"] == hits
+        reader.close()
 
 
 def test_dedupe_counts_distinct_rows(specs):
