@@ -9,7 +9,8 @@ import mlx.core as mx
 from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn.linear import Linear
-from dsv41chat.engine.ops import fakequant, hadamard, norm, pool, rope
+from dsv41chat.engine.ops import fakequant, norm, pool, rope
+from dsv41chat.engine.ops.hadamard import hadamard_matrix
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows_v4 import RowsV4
@@ -17,7 +18,7 @@ from dsv41chat.engine.rows_v4 import RowsV4
 
 @dataclass
 class CompressorV4:
-    """raw, entries: names of its lane buffers. mix: the Hadamard matrix of index keys, None for attention entries.
+    """raw, entries: names of its lane buffers. mix: the float32 Hadamard matrix of index keys, None for attention entries.
 
     Projections, position bias and pooling run in float32; an entry is rounded to the model dtype before its norm.
     """
@@ -29,7 +30,7 @@ class CompressorV4:
     wgate: Linear
     ape: mx.array
     norm: mx.array
-    mix: mx.array | None
+    mix: Linear | None
     eps: float
     qat_sim: bool
     dtype: mx.Dtype
@@ -41,7 +42,7 @@ class CompressorV4:
         p = f"layers.{i}.attn.indexer.compressor" if index else f"layers.{i}.attn.compressor"
         names = (f"raw_keys.{i}", f"keys.{i}") if index else (f"raw.{i}", f"pool.{i}")
         linear = lambda n: source.linear(f"{p}.{n}.weight", rounds=False, dtype=mx.float32)
-        mix = mx.array(hadamard.hadamard_matrix(c.index_head_dim)) if index else None
+        mix = Linear(mx.array(hadamard_matrix(c.index_head_dim))) if index else None
         ape, weight = source.float32(f"{p}.ape"), source.float32(f"{p}.norm.weight")
         return cls(layer, *names, linear("wkv"), linear("wgate"), ape, weight, mix, c.rms_norm_eps, qat_sim, source.dtype)
 
@@ -69,6 +70,6 @@ class CompressorV4:
         table = rows.entry_table(self.layer, block.first, block.last)
         entry = rope.rotate(norm.rms(pooled, self.norm, self.eps), table)
         if self.mix is not None:
-            entry = hadamard.hadamard(entry, self.mix)
+            entry = self.mix(entry.astype(mx.float32)).astype(self.dtype)
             return fakequant.v4_fp4(entry) if self.qat_sim else entry
         return fakequant.v4_fp8(entry, self.layer.rope.dims) if self.qat_sim else entry

@@ -11,7 +11,7 @@ from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
-from dsv41chat.engine.ops import attend, fakequant, hadamard, rope, select
+from dsv41chat.engine.ops import attend, fakequant, rope, select
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows_v4 import RowsV4, slots_for
@@ -28,7 +28,7 @@ class IndexerV4:
     compressor: CompressorV4
     wq_b: Linear | QuantizedLinear
     weights_proj: Linear
-    mix: mx.array
+    mix: Linear
     heads: int
     head_dim: int
     topk: int
@@ -53,7 +53,7 @@ class IndexerV4:
         if rows.last_length(self.layer.ratio) <= self.topk:
             return select.first_visible(length, slots_for(self.topk))
         q = rope.rotate(self.wq_b(qr).reshape(rows.n, self.heads, self.head_dim), rows.tables[self.layer.rope])
-        q = hadamard.hadamard(q, self.mix)
+        q = self.mix(q.astype(mx.float32)).astype(q.dtype)
         q = fakequant.v4_fp4(q) if self.qat_sim else q
         weight = self.weights_proj(x.astype(mx.float32)) * (self.head_dim**-0.5 * self.heads**-0.5)
         keys = lane.buffers[self.compressor.entries]

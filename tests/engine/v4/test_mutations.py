@@ -170,7 +170,7 @@ def overlap_halves_swapped(mp, pack):
 def rope_before_norm(mp, pack):
     def finish(self, pooled, rows, block):
         entry = norm.rms(rope.rotate(pooled, rows.entry_table(self.layer, block.first, block.last)), self.norm, self.eps)
-        return entry if self.mix is None else entry @ self.mix
+        return entry if self.mix is None else self.mix(entry)
 
     mp.setattr(CompressorV4, "finish", finish)
     return built(pack)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from dsv41chat.engine.config_v4 import parse_v4
-from dsv41chat.engine.ops import attend, fakequant, hadamard, hyper, pool, rope, route, select
+from dsv41chat.engine.nn.linear import Linear
+from dsv41chat.engine.ops import attend, fakequant, hyper, pool, rope, route, select
+from dsv41chat.engine.ops.hadamard import hadamard_matrix
 from dsv41chat.engine.plan import build_plan
 from dsv41chat.engine.rows_v4 import RowsV4, slots_for
 from tests.engine.v4 import golden as g
@@ -51,14 +53,13 @@ def test_position_bias_follows_the_absolute_position():
 @pytest.mark.parametrize("size", [1, 2, 16, 128])
 def test_hadamard(size):
     """The butterfly of strides 1, 2, 4, ... and the scale size**-0.5; its own inverse."""
-    matrix, x = hadamard.hadamard_matrix(size), RNG.standard_normal((3, size))
+    matrix, x = hadamard_matrix(size), RNG.standard_normal((3, size))
     y, stride = x.copy(), 1
     while stride < size:
         y = y.reshape(3, -1, 2, stride)
         y = np.concatenate([y[:, :, :1] + y[:, :, 1:], y[:, :, :1] - y[:, :, 1:]], axis=2).reshape(3, size)
         stride *= 2
-    got = hadamard.hadamard(mx.array(x.astype(np.float32)), mx.array(matrix))
-    assert np.allclose(np.array(got), y * size**-0.5, atol=1e-5)
+    assert np.allclose(x @ matrix.T, y * size**-0.5, atol=1e-5)
     assert np.allclose(matrix @ matrix, np.eye(size), atol=1e-6)
 
 
@@ -113,8 +114,8 @@ def test_simulated_rounding_of_index_rows(channels):
 def test_the_mix_matters_only_to_the_rounding():
     """Without simulated rounding the mix on both sides leaves index scores alone; with it, scores change."""
     q, keys = (mx.array(RNG.standard_normal(s).astype(np.float32)) for s in ((5, 4, 16), (9, 16)))
-    matrix, weight, length = mx.array(hadamard.hadamard_matrix(16)), mx.ones((5, 4)), mx.full((5, 1), 9, dtype=mx.int32)
-    mixed = hadamard.hadamard(q, matrix), hadamard.hadamard(keys, matrix)
+    mix, weight, length = Linear(mx.array(hadamard_matrix(16))), mx.ones((5, 4)), mx.full((5, 1), 9, dtype=mx.int32)
+    mixed = mix(q), mix(keys)
     plain = np.array(attend.index_scores(q, weight, keys, length))
     assert np.allclose(np.array(attend.index_scores(mixed[0], weight, mixed[1], length)), plain, atol=1e-5)
     simulated = attend.index_scores(fakequant.v4_fp4(mixed[0]), weight, fakequant.v4_fp4(mixed[1]), length)
