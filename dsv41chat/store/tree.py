@@ -77,6 +77,13 @@ class Tree(Part):
                 db.execute("UPDATE conversations SET title = ? WHERE id = ? AND title = '' AND named = 0", [title_of(text), conversation_id])
             return self.message(message_id)
 
+    def set_ids(self, message_id: str, ids: Sequence[int], meta: Mapping[str, Any]) -> None:
+        """Keep how a text was encoded. meta: added to what the message has already. Raises NotFound."""
+        with self.db.write() as db:
+            kept = self.message(message_id).meta or {}
+            values = [records.pack_ids(ids), records.to_json({**kept, **meta}), message_id]
+            db.execute("UPDATE messages SET ids = ?, meta = ? WHERE id = ?", values)
+
     def message(self, ref: str, conversation_id: str | None = None) -> Message:
         """The message with this id or this unique beginning of one (>= 4 characters). Raises NotFound or Ambiguous."""
         rows = self._messages("id = ?", [ref])

@@ -294,11 +294,9 @@ class EngineHost:
         return encode_prompt(self.engine.tokenizer, self.engine.family, messages, render)
 
     def _v4_effort(self, setting: str) -> str:
-        if setting != "auto":
-            return setting
-        # V4-Pro and the 0731 re-release have the official encoder, the first V4-Flash the preview one.
-        name = self.view.folder.name.lower()
-        return "official" if "pro" in name or "0731" in name else "preview"
+        from dsv41chat.engine.chat.effort import detect_v4_profile
+
+        return detect_v4_profile(self.view.folder, self.view.name) if setting == "auto" else setting
 
     def generate(self, key: str, prompt: EncodedPrompt, options: TurnOptions, seed: int, cancel: Callable[[], bool]) -> Stream:
         """Start an answer; iterate the stream for the engine's events, merged to at most 60 per second. Ends with Done."""

@@ -363,12 +363,23 @@ class _Turn:
     def _finish(self, done: Done, seed: int) -> Iterator[TurnEvent]:
         timing = self._timing(done)
         message = self.answer.complete(done, timing)
+        self._keep_text_ids()
         if message is not None:
             yield Saved(message)
         yield Finished(
             self.conversation.id, done.finish, message, done.text, done.thinking, done.ids, ids_hash(done.ids), seed,
             done.usage, timing, done.draft, done.residency,
         )  # fmt: skip
+
+    def _keep_text_ids(self) -> None:
+        """Store the ids of the user's text: later prompts repeat them. Written after the answer, where nobody waits for it."""
+        tokenizer = self.host.tokenizer()
+        if self.parent.ids is not None or self.parent.role != "user":
+            return
+        try:
+            self.store.set_ids(self.parent.id, tokenizer.encode_text(self.parent.text), {"tokenizer": tokenizer.sha256})
+        except StoreError as error:
+            log.warning("the ids of message %s could not be kept: %s", self.parent.id, error)
 
     # ends that are not Done --------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from dsv41chat.nano import embedded_pack
 from dsv41chat.store import Store
 from tests.markers import HOSTILE
 from tests.ui.program import ROOT, child
+from tests.ui.terminal import Terminal
 from tests.ui.test_signals import kill_once, leaf
 
 SHORT = ["--max-tokens", "12"]
@@ -54,6 +55,30 @@ def test_the_screen_and_scripted_mode_give_one_answer(program):
         finished = list(TurnController(store, host, settings).run(TurnRequest(text="hi")))[-1]
         host.close()
     assert isinstance(finished, Finished) and finished.ids_hash == scripted["ids_hash"]
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_the_screen_in_a_terminal_gives_the_scripted_answer(tmp_path):
+    """`dsv41chat` as a person starts it: the same options, the same ids; on leaving it says how to come back."""
+    data, options = tmp_path / "data", ["--temperature", "0.8", "--seed", "7", *SHORT]
+    with Terminal(tmp_path) as terminal:
+        terminal.run("-m", "dsv41chat", "--data-dir", str(data), *options, "--send", "hi")
+        terminal.wait("limit", 60)
+        terminal.keys("C-q")
+        screen = terminal.wait("exit=0")
+    with Store.open(data, readonly=True) as store:
+        shown = store.message(store.last_conversation().leaf_id)
+    assert f"resume with: dsv41chat --resume {shown.conversation_id}" in screen
+    out, _ = child(tmp_path / "other", ["--json", *options, "hi"]).communicate(timeout=120)
+    assert json.loads(out)["ids_hash"] == shown.ids_hash
+
+
+def test_piped_text_and_a_terminal(tmp_path):
+    """Without --headless, but with a pipe on stdout: scripted. The prompt may come from a file as well."""
+    (tmp_path / "q.txt").write_text("question")
+    process = child(tmp_path / "data", [*SHORT, "-f", str(tmp_path / "q.txt")])
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and out and b"--headless" in err
 
 
 def test_turns_reuse_the_lane_and_a_cold_start_gives_the_same_answer(program):

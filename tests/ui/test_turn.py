@@ -103,6 +103,8 @@ def test_what_is_stored(setup):
     assert (m.build_name, m.build_fingerprint) == ("nano", "f" * 64)
     assert m.params["seed"] == finished.seed and m.params["tokenizer"] == s.script.tokenizer.sha256
     assert m.usage == finished.usage and m.timing["total_s"] >= m.timing["load_s"]
+    question = s.store.message(m.parent_id)
+    assert question.ids == tuple(b"hello") and question.meta == {"tokenizer": s.script.tokenizer.sha256}
     c = s.store.conversation(finished.conversation_id)
     assert c.settings["system"] == "be brief" and c.settings["build"] == "nano" and c.leaf_id == m.id
 
