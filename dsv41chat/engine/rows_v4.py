@@ -89,7 +89,7 @@ class RowsV4(Rows):
         list has the same shape alone and among others.
         """
         seen = (self.positions[part] + 1) // ratio if ratio else np.zeros(part.stop - part.start, np.int64)
-        step = slots_for(_STEP_TOKENS // ratio) if ratio else 1
+        step = slots_for(max(1, _STEP_TOKENS // ratio)) if ratio else 1
         widths = -(-seen // step) * step
         widths = widths if most is None else np.minimum(widths, slots_for(most))
         out, a = [], 0

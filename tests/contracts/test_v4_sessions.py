@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from dsv41chat.engine import SamplingParams, open_engine
@@ -15,7 +17,7 @@ from dsv41chat.engine.chat.encode import encode_prompt
 from dsv41chat.engine.chat.messages import Message, RenderOptions
 from dsv41chat.engine.draft.base import PlainDrafter, Proposal
 from dsv41chat.engine.draft.depth import FixedDepth
-from dsv41chat.engine.events import Done, DraftRound
+from dsv41chat.engine.events import Done, DraftRound, Piece
 from dsv41chat.settings import load_settings
 from dsv41chat.store import Store
 from dsv41chat.ui.app import ChatApp
@@ -126,6 +128,20 @@ def test_interleaved_sessions_answer_as_alone(engine):
             else:
                 last[i] = event
     assert [last[i].ids for i in (0, 1)] == alone
+
+
+def test_memory_stays_flat(engine):
+    """260 tokens: no growing graph, no leaking array; rings keep their size and pools grow by blocks."""
+    session, marks, produced = engine.new_session(), [], 0
+    for event in session.generate(prompt(engine, "Hello there, " * 9), SamplingParams(temperature=0.9, seed=9), max_tokens=260, loop_stop=False):
+        produced += len(event.ids) if isinstance(event, Piece) else 0
+        if isinstance(event, Piece) and produced >= 60 * (len(marks) + 1):
+            gc.collect()
+            arrays = sum(isinstance(o, mx.array) for o in gc.get_objects())
+            marks.append((arrays, mx.get_active_memory() - sum(a.nbytes for a in session.target.lane.arrays())))
+    assert len(marks) == 4
+    assert max(m[0] for m in marks[1:]) <= marks[0][0] + 2
+    assert max(m[1] for m in marks[1:]) <= marks[0][1] + 64 * 1024
 
 
 def test_scripted_mode(build, engine, tmp_path):

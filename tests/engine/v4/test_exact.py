@@ -12,9 +12,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dsv41chat.engine.pack.build import build_trunk
+from dsv41chat.engine.pack.build import build_trunk, open_pack
 from dsv41chat.engine.target import Target
 from tests.engine.v4 import golden as g
+from tests.engine.v4 import tiny
 
 LENGTH = 100
 
@@ -187,6 +188,24 @@ def test_simulated_rounding_is_exact_too(tiny_pack):
     assert g.same_bits(speculate(trunk, ids, random.Random(4), 10)[0], logits)
     plain, _ = g.feed(build_trunk(tiny_pack, dtype=mx.bfloat16), ids, [LENGTH])
     assert not g.same_bits(plain, logits)
+
+
+@pytest.mark.parametrize("heavy, length", [(5, 60), (33, 100), (300, 640)])
+def test_any_heavy_ratio(tmp_path, heavy, length):
+    """Groups shorter than the rollback and longer than any ring of the window; the last rows attend to every finished group."""
+    tiny.write_pack(tmp_path, {"compress_ratios": [heavy, 0, heavy, 4]})
+    trunk = build_trunk(open_pack(tmp_path), dtype=mx.float32)
+    ids = sequence(trunk, length)
+    logits, whole = g.feed(trunk, ids, [length])
+    for cuts in (g.even(length, 41), [length - 45, *g.even(45, 1)]):
+        out, target = g.feed(trunk, ids, cuts)
+        assert g.same_bits(out, logits) and not g.differing(g.state_of(target.lane), g.state_of(whole.lane))
+    assert len(whole.lane.state()["pool.2"]) == length // heavy
+    check_trims(trunk, ids, logits, (2 * heavy - 1, 2 * heavy))
+    whole.lane.buffers["pool.2"] = whole.lane.buffers["pool.2"] * 3
+    low = length - 8
+    assert whole.lane.truncate(low)
+    assert not g.same_bits(np.array(whole.rows(ids[low:]).logits), logits[low:])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -156,7 +156,7 @@ def test_head_weights():
     assert np.allclose(np.array(got), 1 / (1 + np.exp(-(flat @ fn.T * 0.8 + base))) + 1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("ratio, most", [(0, None), (4, 6), (4, None), (12, None), (128, None)])
+@pytest.mark.parametrize("ratio, most", [(0, None), (4, 6), (4, None), (12, None), (128, None), (300, None)])
 def test_a_key_list_is_as_wide_alone_as_among_others(ratio, most):
     """Tiles cover the rows in order, and a row's width follows from its position; it holds every entry the row may see."""
     c = parse_v4(tiny.CONFIG)
