@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
-    from dsv41chat.cli import leave
-    from dsv41chat.cli import main as run
+    try:
+        from dsv41chat.cli import leave
+        from dsv41chat.cli import main as run
 
-    leave(run())
+        exit = run()
+    except KeyboardInterrupt:  # while modules are loaded: nothing was begun
+        sys.exit(130)
+    leave(exit)
 
 
 if __name__ == "__main__":

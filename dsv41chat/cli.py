@@ -29,7 +29,7 @@ from dsv41chat.cli_options import (
     turn_settings,
 )
 from dsv41chat.settings import Settings, load_settings
-from dsv41chat.ui.output import Out, ReaderGone, Stderr, UsageError
+from dsv41chat.ui.output import Out, OutputFailed, ReaderGone, Stderr, UsageError
 
 if TYPE_CHECKING:
     from dsv41chat.store import Conversation, Store
@@ -107,16 +107,24 @@ class _Chat:
         self.warnings: list[Warned] = []
 
     def run(self) -> Exit:
-        code = 1
+        from dsv41chat.ui.turn_events import Failed
+
         try:
             code = self._run()
         except ReaderGone:
             code = 0
+        except KeyboardInterrupt:  # before the handlers were there
+            code = self._report(Failed("interrupted", "Interrupted by SIGINT."), 130)
         except Exception as error:  # noqa: BLE001 - one sentence for the user, the traceback in the log
             code = self._fail(error)
-        finally:
-            now = self._close(code)
-        return Exit(code, now)
+        left = self._close()
+        try:
+            if self.out is not None:
+                self.out.close(keep=code in (0, 10, 11) or (self.sink is not None and not self.sink.text))
+        except OutputFailed as error:
+            self.stderr.line(f"dsv41chat: {error}")
+            code = 1
+        return Exit(code, left)
 
     def _run(self) -> int:
         args = parse_chat(self.argv)
@@ -159,7 +167,7 @@ class _Chat:
         from dsv41chat.ui.interrupts import Interrupts
 
         with Interrupts(args.timeout) as self.interrupts:
-            self.out = Out(Path(args.path).expanduser() if args.path else None, force=args.force)
+            self.out = Out(Path(args.path).expanduser() if args.path else None, force=args.force, interrupts=self.interrupts)
             self.sink = headless.make_sink(
                 args.output or "text", self.out, self.stderr, self.clock,
                 stream=not args.no_stream, show_thinking=args.show_thinking, extract=args.extract,
@@ -172,6 +180,7 @@ class _Chat:
             job = headless.Job(
                 tuple(messages), place.conversation.id if place.conversation else None, place.parent_id, place.system, place.title, args.model,
                 action="load" if args.load_only else "dry-run" if args.dry_run else "answer", strict=args.strict, warnings=tuple(self.warnings),
+                program=program(),
             )  # fmt: skip
             return headless.run(job, controller, self.sink, self.stderr, self.interrupts)
 
@@ -343,7 +352,7 @@ class _Chat:
             failed, code = Failed(name, message), self.interrupts.code
         else:
             failed = headless.failure(error)
-            if failed.code == "internal":
+            if not hasattr(error, "code"):
                 log.error("unexpected failure", exc_info=error)
                 failed = Failed("internal", f"{type(error).__name__}: {error}", "dsv41chat -vv shows the log")
             code = failed.exit_code
@@ -360,9 +369,11 @@ class _Chat:
             self.sink.failed(failed, code)
         except ReaderGone:
             log.info("nobody reads the error that ended the run")
+        except OutputFailed as error:
+            self.stderr.line(f"dsv41chat: {error}")
         return code
 
-    def _close(self, code: int) -> bool:
+    def _close(self) -> bool:
         """Close everything; True if the engine thread has to be left behind."""
         aborted = self.interrupts is not None and self.interrupts.aborted
         # The store goes first: after a second ctrl+C the text must be safe before anything else is waited for.
@@ -370,8 +381,6 @@ class _Chat:
             if store is not None:
                 store.close()
         left = self.host is not None and not self.host.close(0.0 if aborted else 5.0)
-        if self.out is not None:
-            self.out.close(keep=code in (0, 10, 11) or (self.sink is not None and not self.sink.text))
         self.stderr.clear()
         return left
 

@@ -40,6 +40,7 @@ class Job:
     action: str = "answer"
     strict: bool = False
     warnings: tuple[Warned, ...] = ()
+    program: str = "dsv41chat"
 
 
 def make_sink(mode: str, out: Out, stderr: Stderr, clock: Callable[[], float], *, stream: bool, show_thinking: bool, extract: str | None) -> Sink:
@@ -118,7 +119,7 @@ class _Runner:
         raise RuntimeError("the turn ended without saying how")
 
     def _started(self, event: Started) -> None:
-        if self.conversation_id is None and self.controller.saving:
+        if self.conversation_id is None and self.controller.saving and self.sink.text:
             self.stderr.notice(f"conversation {event.conversation_id}")
         self.conversation_id = event.conversation_id
         self.sink.event(event)
@@ -140,7 +141,7 @@ class _Runner:
     def _cancelled(self, last: Finished) -> Failed:
         code, message = self.interrupts.error
         partial = {"text": last.text, "thinking": last.thinking} if last.ids else None
-        hint = f"dsv41chat --resume {last.conversation_id}" if self.controller.saving else ""
+        hint = f"{self.job.program} --resume {last.conversation_id}" if self.controller.saving and not self.sink.text else ""
         return Failed(code, message, hint, last.conversation_id, partial)
 
     def fail(self, failed: Failed) -> int:
@@ -150,6 +151,8 @@ class _Runner:
             if failed.code == "interrupted":  # abandoned by a second signal or after the time limit
                 name, message = self.interrupts.error
                 failed = Failed(name, message, failed.hint, failed.conversation_id, failed.partial)
+        if self.sink.text and failed.conversation_id is not None and self.controller.saving:
+            self.stderr.notice(f"resume with: {self.job.program} --resume {failed.conversation_id}")
         try:
             self.sink.failed(failed, code)
         except ReaderGone:

@@ -1,4 +1,8 @@
-"""Signals and the time limit of scripted mode. Handlers only set flags; while input is read they end the reading instead."""
+"""Signals and the time limit of scripted mode.
+
+Handlers only set flags. Where the main thread waits for somebody else, in a read or in a write, a flag would not be seen:
+there the handler ends the waiting by raising.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ TIMED_OUT = 124
 
 
 class Interrupted(Exception):
-    """A signal or the time limit came while input was read."""
+    """A signal or the time limit came while the program waited for its input or for its reader."""
 
 
 class Interrupts:
@@ -31,7 +35,8 @@ class Interrupts:
         self.on_stop: Callable[[], None] = lambda: None
         self.on_abort: Callable[[], None] = lambda: None
         self.on_status: Callable[[], None] = lambda: None
-        self.reading = False
+        self.reading = False  # input is being read: a signal ends it
+        self.writing = False  # a write may wait for a reader: a second signal ends it
         self._timeout_s = timeout_s
         self._first = 0.0
         self._old: dict[int, Any] = {}
@@ -71,8 +76,7 @@ class Interrupts:
             signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
             self._stop(TIMED_OUT)
         else:
-            self.aborted = True
-            self.on_abort()
+            self._abort()
 
     def _on_usr1(self, number: int, frame: FrameType | None) -> None:
         self.on_status()
@@ -85,8 +89,13 @@ class Interrupts:
             if self.reading:
                 raise Interrupted
         elif now - self._first <= _SECOND_S:
-            self.aborted = True
-            self.on_abort()
+            self._abort()
         else:
             self._first = now
             self.on_stop()
+
+    def _abort(self) -> None:
+        self.aborted = True
+        self.on_abort()
+        if self.writing:
+            raise Interrupted

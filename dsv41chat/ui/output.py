@@ -9,16 +9,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from dsv41chat import __version__
+from dsv41chat.ui.interrupts import Interrupted
 from dsv41chat.ui.sanitize import visible, visible_line
 from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Noticed, Piece, Prefill, Ready, Residency, Saved, Started, Warned
+
+if TYPE_CHECKING:
+    from dsv41chat.ui.interrupts import Interrupts
 
 SCHEMA = 1
 _SLOW_S = 0.25  # load and prefill events are written at most this often
@@ -38,14 +43,24 @@ class UsageError(Exception):
         self.hint = hint
 
 
+class OutputFailed(Exception):
+    """The output cannot be written: a full disk, a broken device."""
+
+    code = "internal"
+    hint = "the answer is stored: dsv41chat conversations show"
+
+
 class Out:
     """Bytes to stdout, or to a file that appears under its name only when `close(True)` is called.
 
-    Raises ReaderGone when the reader closed the pipe, UsageError when the file may not be written.
+    interrupts: told while a write may wait for its reader. Raises ReaderGone when the reader closed the pipe or was given up,
+    UsageError when the file may not be written, OutputFailed when writing fails later.
     """
 
-    def __init__(self, path: Path | None = None, *, force: bool = False):
+    def __init__(self, path: Path | None = None, *, force: bool = False, interrupts: Interrupts | None = None):
         self.path = path
+        self.interrupts = interrupts
+        self._given_up = False
         self._temporary: str | None = None
         self._file: BinaryIO | None = None
         if path is None:
@@ -68,31 +83,55 @@ class Out:
         """Write and flush."""
         if self._file is None:
             return
-        data = text.encode("utf-8", "replace")
+        if self._given_up:
+            raise ReaderGone
         try:
-            while data:
-                # A raw or buffered writer may take less than all of it when a signal interrupts.
-                data = data[self._file.write(data) or 0 :]
-            self._file.flush()
+            if self.interrupts is not None:
+                self.interrupts.writing = True
+            self._write_all(text.encode("utf-8", "replace"))
+        except Interrupted:
+            self._given_up = True
+            raise
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ReaderGone from error
+        except OSError as error:
+            raise OutputFailed(f"{self.path or 'Standard output'} cannot be written: {error.strerror}.") from error
+        finally:
+            if self.interrupts is not None:
+                self.interrupts.writing = False
+
+    def _write_all(self, data: bytes) -> None:
+        """Also to a pipe that its other end has made non-blocking."""
+        while True:
+            try:
+                if data:
+                    data = data[self._file.write(data) or 0 :]
+                else:
+                    self._file.flush()
+                    return
+            except BlockingIOError as error:
+                data = data[error.characters_written :]
+                select.select([], [self._file], [])
 
     def close(self, keep: bool) -> None:
         """Finish: a file gets its name, or vanishes unless `keep`."""
         if self._temporary is None or self._file is None:
             return
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        if keep:
-            # mkstemp made it private; an ordinary new file follows the user's mask.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(self._temporary, 0o666 & ~mask)
-            os.replace(self._temporary, self.path)
-        else:
-            os.unlink(self._temporary)
-        self._temporary = None
+        temporary, self._temporary = self._temporary, None
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            if keep:
+                # mkstemp made it private; an ordinary new file follows the user's mask.
+                mask = os.umask(0)
+                os.umask(mask)
+                os.chmod(temporary, 0o666 & ~mask)
+                os.replace(temporary, self.path)
+            else:
+                os.unlink(temporary)
+        except OSError as error:
+            raise OutputFailed(f"{self.path} cannot be written: {error.strerror}.") from error
 
 
 class Stderr:

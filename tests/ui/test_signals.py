@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +98,59 @@ def test_a_second_sigint_leaves_at_once(tmp_path):
     assert status == 130 and time.monotonic() - began < 10 and more[-1]["code"] == "interrupted"
     stored = leaf(tmp_path, events[0]["conversation"])
     assert stored.state == "interrupted" and stored.text == "".join(e["text"] for e in [*events, *more] if e["type"] == "delta")
+
+
+def small_pipe() -> tuple[int, int]:
+    """A pipe that holds one page, so that a writer soon has to wait."""
+    fcntl = pytest.importorskip("fcntl")
+    reading, writing = os.pipe()
+    if not hasattr(fcntl, "F_SETPIPE_SZ"):
+        pytest.skip("the size of a pipe cannot be set here")
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    return reading, writing
+
+
+LONG = {"answer": "word " * 1500}
+
+
+def test_a_second_sigint_leaves_a_reader_that_does_not_read(tmp_path):
+    """The pipe is full, so the program waits in a write, where a flag is not seen."""
+    reading, writing = small_pipe()
+    process = child(tmp_path, ["--stream-json", "--effort", "off", "hi"], LONG, stdout=writing)
+    os.close(writing)
+    time.sleep(4.0)
+    assert process.poll() is None
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert process.wait(10) == 130
+    os.close(reading)
+    with Store.open(tmp_path, readonly=True) as store:
+        assert store.message(store.last_conversation().leaf_id).text.startswith("word word")
+
+
+def test_a_pipe_made_non_blocking_by_its_reader(tmp_path):
+    reading, writing = small_pipe()
+    os.set_blocking(writing, False)
+    process = child(tmp_path, ["--stream-json", "-q", "--effort", "off", "hi"], LONG, stdout=writing)
+    os.close(writing)
+    time.sleep(3.0)
+    with os.fdopen(reading, "rb") as pipe:
+        events = [json.loads(line) for line in pipe]
+    assert process.wait(30) == 0 and events[-1]["type"] == "done"
+    assert "".join(e["text"] for e in events if e["type"] == "delta") == LONG["answer"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("mode", ["--headless", "--stream-json", "--json"])
+def test_an_output_that_is_full(tmp_path, mode):
+    with open("/dev/full", "wb") as full:
+        process = child(tmp_path, [mode, "--effort", "off", "hi"], {}, stdout=full)
+        assert process.wait(30) == 1
+    err = process.stderr.read().decode()
+    assert "cannot be written" in err and "Traceback" not in err
+    with Store.open(tmp_path, readonly=True) as store:
+        assert store.message(store.last_conversation().leaf_id).role == ("assistant" if mode != "--stream-json" else "user")
 
 
 def test_the_time_limit(tmp_path):
