@@ -173,6 +173,14 @@ def read_config_json(folder: str | Path) -> dict[str, Any]:
     return outer
 
 
+def with_real_heads(outer: dict[str, Any]) -> dict[str, Any]:
+    """A config whose head counts were padded for other engines, with the counts of its weights (`virtual_heads_from`)."""
+    text = outer.get("text_config")
+    if isinstance(text, dict):
+        outer = {**outer, "text_config": {**text, **(text.get("virtual_heads_from") or outer.get("virtual_heads_from") or {})}}
+    return {**outer, **(outer.get("virtual_heads_from") or {})}
+
+
 def family_of(outer: dict[str, Any]) -> str:
     """The model family of a config dictionary: `v41` or `v4`. Raises PackUnsupported for anything else."""
     kind = outer.get("model_type")

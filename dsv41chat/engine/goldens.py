@@ -12,7 +12,7 @@ import numpy as np
 from dsv41chat.engine.errors import PackDamaged, PackMissing
 from dsv41chat.engine.pack.build import build_trunk, open_pack
 from dsv41chat.engine.pack.index import read_header
-from dsv41chat.engine.pack.release import decode
+from dsv41chat.engine.pack.matrix import floats
 from dsv41chat.engine.target import Target
 from dsv41chat.engine.trial import Trunk
 
@@ -86,7 +86,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         if ref.dtype in kinds:
             out[name] = np.frombuffer(ref.bytes(), kinds[ref.dtype]).reshape(ref.shape)
         elif ref.dtype in ("F32", "BF16", "F16"):
-            out[name] = decode(ref, None)
+            out[name] = floats(ref)
     return out
 
 

@@ -17,7 +17,7 @@ from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention_v4 import AttentionV4
 from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead
-from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
+from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe_v4 import MoEV4
 from dsv41chat.engine.ops import hyper, norm, rope
 from dsv41chat.engine.pack.source import WeightSource
@@ -61,7 +61,7 @@ class TrunkV4:
 
     config: V4Config
     plan: tuple[LayerPlan, ...]
-    embed: mx.array
+    embed: mx.array | QuantizedLookup
     head_mix: HyperHead
     norm: mx.array
     head: Linear | QuantizedLinear

@@ -22,7 +22,7 @@ from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention import Attention
 from dsv41chat.engine.nn.engram import Engram
 from dsv41chat.engine.nn.hyper_connection import HyperConnection
-from dsv41chat.engine.nn.linear import Linear
+from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe import MoE
 from dsv41chat.engine.ops.hyper import collapse, expand
 from dsv41chat.engine.ops.norm import rms
@@ -67,8 +67,8 @@ class TrunkV41:
 
     config: V41Config
     plan: tuple[LayerPlan, ...]
-    embed: mx.array
-    head: Linear
+    embed: mx.array | QuantizedLookup
+    head: Linear | QuantizedLinear
     norm: mx.array
     layers: list[Layer]
     hasher: NgramHasher | None

@@ -170,7 +170,6 @@ def _text(**changes):
         (_text(tie_word_embeddings=True), "tie_word_embeddings"),
         (_text(scoring_func="relu"), "scoring_func is 'relu'"),
         (_text(rope_scaling={"rope_type": "linear"}), "rope_type is 'linear'"),
-        (lambda c: c.update(quantization={"bits": 4, "group_size": 64}), "quantization"),
     ],
 )
 def test_config_faults_are_refused_with_their_address(pack, change, words):

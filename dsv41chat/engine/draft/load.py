@@ -1,4 +1,4 @@
-"""From a pack's draft tensors to a drafter. Weights are materialised here, never inside a request."""
+"""From a pack's draft tensors to a drafter. The caller evaluates its weights, never inside a request."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ DraftModel = DSparkModel | MTPModel
 
 def load_draft_model(plan: DraftPlan, trunk: Trunk, source: WeightSource, rounded: bool) -> DraftModel:
     """The drafter's weights on a trunk whose embedding and head it shares. rounded: whether the trunk rounds its window rows."""
-    model = (_dspark if plan.kind == "dspark" else _mtp)(plan, trunk, source, rounded)
-    mx.eval(arrays(model))
-    return model
+    return (_dspark if plan.kind == "dspark" else _mtp)(plan, trunk, source, rounded)
 
 
 def new_drafter(model: DraftModel) -> Drafter:
@@ -78,11 +76,3 @@ def _mtp(plan: DraftPlan, trunk: Trunk, source: WeightSource, rounded: bool) -> 
         block=plan.block,
         **_shared(trunk),
     )
-
-
-def arrays(module: object) -> list[mx.array]:
-    """Every array below a module; modules are dataclasses, alone or in lists."""
-    if isinstance(module, mx.array):
-        return [module]
-    children = module if isinstance(module, (list, tuple)) else getattr(module, "__dict__", {}).values()
-    return [a for child in children for a in arrays(child)]

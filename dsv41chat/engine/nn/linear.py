@@ -1,4 +1,4 @@
-"""Matrices as callables: dense or quantised, alone or stacked per expert. Rows are the first axis of every input."""
+"""Matrices as callables: dense, quantised or trellis-coded, alone, grouped or stacked per expert. Rows are the first axis of every input."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from dsv41chat.engine.ops.fakequant import fp8_ue8m0
-
-BITS = {"mxfp4": 4, "mxfp8": 8}
 
 
 @dataclass
@@ -23,17 +21,55 @@ class Linear:
 
 
 @dataclass
-class QuantizedLinear:
-    """The same from packed words: weight uint32 [out, in * bits / 32], scales uint8 [out, in / 32]."""
+class Packed:
+    """Words of MLX's quantised layouts, as `mx.quantize` makes them.
+
+    weight uint32 [..., out, in * bits / 32]; scales [..., out, in / group]: ue8m0 or e4m3 bytes, or floats with `biases` (affine).
+    """
 
     weight: mx.array
     scales: mx.array
+    biases: mx.array | None
     mode: str
+    bits: int
+    group: int
+
+    def matmul(self, x: mx.array) -> mx.array:
+        """x [..., n, in] @ weight.T; leading axes are those of the weight."""
+        return mx.quantized_matmul(x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group, bits=self.bits, mode=self.mode)
+
+    def gather(self, x: mx.array, ids: mx.array) -> mx.array:
+        options = dict(rhs_indices=ids, transpose=True, group_size=self.group, bits=self.bits, mode=self.mode)
+        return mx.gather_qmm(x, self.weight, self.scales, self.biases, **options)
+
+    def rows(self, index: mx.array, dtype: mx.Dtype) -> mx.array:
+        """Decoded rows [*index, in]; only these rows are touched. Affine rows are computed in float32 and rounded once."""
+        floats = lambda a: a[index].astype(mx.float32) if self.mode == "affine" else a[index]
+        biases = None if self.biases is None else floats(self.biases)
+        options = dict(group_size=self.group, bits=self.bits, mode=self.mode, dtype=mx.float32)
+        return mx.dequantize(self.weight[index], floats(self.scales), biases, **options).astype(dtype)
+
+
+@dataclass
+class QuantizedLinear:
+    """`Linear` from packed words [out, ...]; the result has the dtype of x."""
+
+    packed: Packed
     round_input: bool = False
 
     def __call__(self, x: mx.array) -> mx.array:
-        x = fp8_ue8m0(x) if self.round_input else x
-        return mx.quantized_matmul(x, self.weight, self.scales, transpose=True, group_size=32, bits=BITS[self.mode], mode=self.mode)
+        return self.packed.matmul(fp8_ue8m0(x) if self.round_input else x).astype(x.dtype)
+
+
+@dataclass
+class QuantizedLookup:
+    """A table of which only rows are read: `table[ids]`, ids [n] -> [n, in] in `dtype`."""
+
+    packed: Packed
+    dtype: mx.Dtype
+
+    def __getitem__(self, ids: mx.array) -> mx.array:
+        return self.packed.rows(ids, self.dtype)
 
 
 @dataclass
@@ -46,6 +82,17 @@ class GroupedLinear:
         groups = self.weight.shape[0]
         y = mx.swapaxes(x.reshape(x.shape[0], groups, -1), 0, 1) @ mx.swapaxes(self.weight, 1, 2)
         return mx.swapaxes(y, 0, 1).reshape(x.shape[0], -1)
+
+
+@dataclass
+class QuantizedGroupedLinear:
+    """The same from packed words [G, rank, ...]: split by rows, which packing leaves whole."""
+
+    packed: Packed
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.packed.matmul(mx.swapaxes(x.reshape(x.shape[0], self.packed.weight.shape[0], -1), 0, 1))
+        return mx.swapaxes(y, 0, 1).reshape(x.shape[0], -1).astype(x.dtype)
 
 
 @dataclass
@@ -66,15 +113,11 @@ class ExpertLinear:
 
 @dataclass
 class QuantizedExpertLinear:
-    """The same from packed words: weight uint32 [E, out, in * bits / 32], scales uint8 [E, out, in / 32]."""
+    """The same from packed words [E, out, ...]."""
 
-    weight: mx.array
-    scales: mx.array
-    mode: str
+    packed: Packed
     dtype: mx.Dtype
     round_input: bool = False
 
     def __call__(self, x: mx.array, ids: mx.array) -> mx.array:
-        x = fp8_ue8m0(x) if self.round_input else x
-        y = mx.gather_qmm(x, self.weight, self.scales, rhs_indices=ids, transpose=True, group_size=32, bits=BITS[self.mode], mode=self.mode)
-        return y.astype(self.dtype)
+        return self.packed.gather(fp8_ue8m0(x) if self.round_input else x, ids).astype(self.dtype)

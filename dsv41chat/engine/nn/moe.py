@@ -34,17 +34,21 @@ class MoE:
 
     @classmethod
     def load(cls, c: V41Config, source: WeightSource, prefix: str, experts: int, picks: int, image_bias: bool = True) -> MoE:
-        """prefix: such as `layers.0.ffn`; experts and picks differ between trunk and draft stages. image_bias False: rows are text."""
+        """prefix: such as `layers.0.ffn`; experts and picks differ between trunk and draft stages. image_bias False: rows are text.
+
+        Conversions for text leave the image bias out; then rows of an image span are routed as text.
+        """
         e = [source.experts(f"{prefix}.experts", w, experts) for w in ("w1", "w2", "w3")]
         s = [source.linear(f"{prefix}.shared_experts.{w}.weight") for w in ("w1", "w2", "w3")]
         gate = source.linear(f"{prefix}.gate.weight", rounds=False, dtype=mx.float32)
+        image_bias = image_bias and source.has(f"{prefix}.gate.bias_vl")
         bias, bias_image = source.float32(f"{prefix}.gate.bias"), source.float32(f"{prefix}.gate.bias_vl") if image_bias else None
         return cls(gate, bias, bias_image, *e, *s, picks, c.routed_scaling_factor, c.gate_temp, c.swiglu_limit, c.scoring_func, source.dtype)
 
     def choose(self, x: mx.array, image: mx.array | None) -> tuple[mx.array, mx.array]:
         """x [n, D] -> (expert ids [n, picks] ascending, weights float32 [n, picks]). image [n]: rows of an image span."""
         score = router_scores(self.gate(x.astype(mx.float32)) / self.gate_temp, self.scoring)
-        bias = self.bias if image is None else mx.where(image[:, None], self.bias_image, self.bias)
+        bias = self.bias if image is None or self.bias_image is None else mx.where(image[:, None], self.bias_image, self.bias)
         return route(score, bias, self.picks, self.factor)
 
     def __call__(self, x: mx.array, image: mx.array | None) -> mx.array:

@@ -11,23 +11,25 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from dsv41chat.engine.config import V41Config, family_of, parse_v41, read_config_json
+from dsv41chat.engine.config import V41Config, family_of, parse_v41, read_config_json, with_real_heads
 from dsv41chat.engine.config_v4 import V4Config, parse_v4
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.draft.load import DraftModel, load_draft_model
 from dsv41chat.engine.engram.hashing import NgramHasher
 from dsv41chat.engine.engram.os_layer import PosixLayer
 from dsv41chat.engine.engram.reader import EngramReader
-from dsv41chat.engine.engram.table import EngramSettings, TableRef, TableSpec, find_table
+from dsv41chat.engine.engram.table import EngramSettings, TableSpec
 from dsv41chat.engine.engram.token_map import load_token_map
-from dsv41chat.engine.errors import Cancelled, PackUnsupported
+from dsv41chat.engine.errors import Cancelled, PackIncomplete
 from dsv41chat.engine.events import Loading
 from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.pack.dialects import release_tensors
 from dsv41chat.engine.pack.drafter import DrafterFound, find_drafter
-from dsv41chat.engine.pack.index import PackIndex, TensorRef, open_index
-from dsv41chat.engine.pack.names import Expected, check_names, expected_v41, scale_name
+from dsv41chat.engine.pack.gate import check_names, names_in_use, table_spec
+from dsv41chat.engine.pack.index import UNFINISHED_NAME, PackIndex, open_index
+from dsv41chat.engine.pack.names import Expected, expected_v41
 from dsv41chat.engine.pack.names_v4 import expected_v4, ignored_v4
+from dsv41chat.engine.pack.quant_config import fp8_block, survey
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan, build_plan
 from dsv41chat.engine.trunk_v4 import LayerV4, TrunkV4
@@ -40,7 +42,10 @@ _EDGE_BYTES = 64 * 2**10
 
 @dataclass(frozen=True)
 class Pack:
-    """A checked pack of which no weight has been read. notes: what was ignored, in words."""
+    """A checked pack of which no weight has been read. index: tensors by release name, whatever names the files use.
+
+    formats: how many matrices have which format. notes: what was ignored or is odd, in words.
+    """
 
     folder: Path
     config: V41Config | V4Config
@@ -48,33 +53,31 @@ class Pack:
     index: PackIndex
     expected: dict[str, Expected]
     fingerprint: str
+    formats: dict[str, int]
     notes: tuple[str, ...]
     found: DrafterFound
 
     @property
-    def table_refs(self) -> list[tuple[TensorRef, TensorRef]]:
-        """(rows, scales) per engram layer."""
-        names = [f"layers.{i}.engram.embed.weight" for i in (self.config.engram.layer_ids if self.config.engram else ())]
-        return [(self.index.tensors[n], self.index.tensors[scale_name(n)]) for n in names]
+    def tables(self) -> dict[str, Expected]:
+        """The expected Engram tables in slot order."""
+        return {name: want for name, want in self.expected.items() if want.kind == "table"}
 
     @property
     def table_specs(self) -> list[TableSpec]:
-        """What the reader is given, in slot order. Raises PackError for a table that is absent or spelled twice."""
-        if (engram := self.config.engram) is None:
-            return []
-        refs = {n: TableRef(t.file, t.offset, t.dtype, t.shape) for n, t in self.index.tensors.items() if ".engram.embed." in n}
-        return [find_table(refs, layer, engram.head_dim, rows) for layer, rows in zip(engram.layer_ids, engram.table_rows)]
+        """What the row reader is given, in slot order."""
+        return [table_spec(self.index.tensors, name, want) for name, want in self.tables.items()]
 
     @property
     def table_bytes(self) -> int:
-        return sum(ref.nbytes for pair in self.table_refs for ref in pair)
+        return self._bytes(self.tables)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the text trunk on disk, tables not counted."""
-        tensors, loaded = self.index.tensors, [n for n, e in self.expected.items() if e.kind != "table"]
-        scales = [scale_name(n) for n in loaded if n.endswith("weight") and scale_name(n) in tensors]
-        return sum(tensors[n].nbytes for n in (*loaded, *scales))
+        return self._bytes({name: want for name, want in self.expected.items() if want.kind != "table"})
+
+    def _bytes(self, expected: dict[str, Expected]) -> int:
+        return sum(self.index.tensors[n].nbytes for n in names_in_use(self.index.tensors, expected))
 
     @property
     def drafter(self) -> str | None:
@@ -88,27 +91,22 @@ class Pack:
 
 
 def open_pack(folder: str | Path) -> Pack:
-    """Read config and headers and run the strict gate. Raises PackError; reads no tensor data."""
+    """Read config and headers of a build in any format and run the strict gate. Raises PackError; reads no tensor data."""
     folder = Path(folder)
-    outer = read_config_json(folder)
+    if (folder / UNFINISHED_NAME).is_file():
+        raise PackIncomplete(f"{folder.name} is a half-converted build", f"finish it: dsv41chat models convert SRC {folder} --recipe R --resume")
+    outer = with_real_heads(read_config_json(folder))
     family = family_of(outer)
-    method = (outer.get("quantization_config") or {}).get("quant_method")
-    if outer.get("quantization") is not None or method not in (None, "fp8"):
-        found = f"$.quantization_config.quant_method {method!r}" if method not in (None, "fp8") else "$.quantization"
-        raise PackUnsupported(f"config.json: {found} is a converted build; this version loads the release layout", "use the original upload")
     config = parse_v4(outer) if family == "v4" else parse_v41(outer)
     plan, index = build_plan(config), open_index(folder)
-    ignored: set[str] = set()
-    if family == "v4":
-        index = replace(index, tensors=release_tensors(index.tensors))
-        expected = expected_v4(config, plan, stacked=any(n.endswith(".experts.w1.weight") for n in index.tensors))
-        ignored = ignored_v4(config, plan)
-    else:
-        expected = expected_v41(config, plan)
-    notes = check_names(index.tensors, expected, config.num_hidden_layers, config.weight_block, ignored)
+    index = replace(index, tensors=release_tensors(index.tensors))
+    expected = expected_v4(config, plan) if family == "v4" else expected_v41(config, plan)
+    ignored = ignored_v4(config, plan) if family == "v4" else ()
+    notes = check_names(index.tensors, expected, config.num_hidden_layers, fp8_block(outer), ignored)
+    formats, odd = survey(index.tensors, expected, outer)
     found = find_drafter(index.tensors, config)
-    notes = (*index.notes, *notes, *((found.fault,) if found.fault else ()), *found.notes)
-    return Pack(folder, config, plan, index, expected, pack_fingerprint(folder, index, family, outer), notes, found)
+    notes = (*index.notes, *notes, *odd, *((found.fault,) if found.fault else ()), *found.notes)
+    return Pack(folder, config, plan, index, expected, pack_fingerprint(folder, index, family, outer), formats, notes, found)
 
 
 def pack_fingerprint(folder: Path, index: PackIndex, family: str, outer: dict) -> str:
@@ -162,16 +160,16 @@ def build_trunk(
     progress: Callable[[Loading], None] = lambda event: None,
     cancel: Callable[[], bool] = lambda: False,
 ) -> TrunkV41 | TrunkV4:
-    """Materialise the trunk. cancel is asked between layers; raises Cancelled or PackError.
+    """Materialise the trunk, layer by layer. cancel is asked between layers; raises Cancelled or PackError.
 
     cache_quant, linear_input_fp8: the roundings of the V4.1 family. qat_sim: that of the V4 family.
     engram False leaves the tables out: only tests and goldens ask for that. packed None decides by device and size.
     engram_settings, facts, os_layer: as `EngramReader.open` takes them.
     """
-    c, dtype = pack.config, dtype or default_dtype(pack)
-    source = WeightSource(pack.index.tensors, dtype, stays_packed(pack) if packed is None else packed, linear_input_fp8 and c.family == "v41")
+    c = pack.config
+    source = weight_source(pack, pack.expected, dtype=dtype, packed=packed, round_inputs=linear_input_fp8)
     hasher = tables = None
-    progress(Loading("map", 0, len(pack.table_refs), "rows"))
+    progress(Loading("map", 0, len(pack.tables), "rows"))
     if c.engram and engram:
         hasher = NgramHasher(c.engram, load_token_map(pack.folder, c.vocab_size, cache_dir), c.image_token_id)
 
@@ -181,23 +179,56 @@ def build_trunk(
                 raise Cancelled("loading was cancelled")
 
         tables = EngramReader.open(pack.table_specs, engram_settings, facts, os_layer=os_layer, progress=copied)
-    embed, norm = source.array("embed.weight"), source.float32("norm.weight")
-    # The V4.1 head computes in float32, the V4 head in the model's dtype.
-    head = source.linear("head.weight", rounds=False, dtype=mx.float32 if c.family == "v41" else None)
-    mx.eval(embed, _arrays(head), norm)
-    layers = []
-    for plan in pack.plan:
+
+    def finish(part: object, done: int) -> None:
+        mx.eval(arrays_of(part))
+        mx.clear_cache()
         if cancel():
             raise Cancelled("loading was cancelled")
-        progress(Loading("weights", plan.index, len(pack.plan), "layers"))
-        layer = LayerV4.load(c, source, plan, qat_sim) if c.family == "v4" else Layer.load(c, source, plan, cache_quant)
-        mx.eval(_arrays(layer))
-        mx.clear_cache()
-        layers.append(layer)
+        if done < len(pack.plan):
+            progress(Loading("weights", done, len(pack.plan), "layers"))
+
+    try:
+        return _assemble(pack, source, cache_quant, qat_sim, hasher, tables, finish)
+    except BaseException:
+        if tables is not None:
+            tables.close()
+        raise
+
+
+def outline_trunk(pack: Pack, *, dtype: mx.Dtype | None = None, packed: bool | None = None) -> TrunkV41 | TrunkV4:
+    """The trunk as `build_trunk` would make it, without its values and tables: nothing is read and nothing is allocated."""
+    source = weight_source(pack, pack.expected, dtype=dtype, packed=packed, empty=True)
+    return _assemble(pack, source, True, False, None, None, lambda part, done: None)
+
+
+def weight_source(
+    pack: Pack, expected: dict[str, Expected], *, dtype: mx.Dtype | None = None, packed: bool | None = None, round_inputs: bool = False,
+    empty: bool = False,
+) -> WeightSource:  # fmt: skip
+    """Where the tensors of `expected`, the trunk's or a drafter's, are read from."""
+    keeps = stays_packed(pack) if packed is None else packed
+    return WeightSource(pack.index.tensors, expected, dtype or default_dtype(pack), keeps, round_inputs and pack.config.family == "v41", empty)
+
+
+def _assemble(
+    pack: Pack, source: WeightSource, cache_quant: bool, qat_sim: bool, hasher: NgramHasher | None, tables: EngramReader | None,
+    finish: Callable[[object, int], None],
+) -> TrunkV41 | TrunkV4:  # fmt: skip
+    """finish: called with each part as soon as it is complete, and the number of layers done."""
+    c = pack.config
+    embed, norm = source.lookup("embed.weight"), source.float32("norm.weight")
+    # The V4.1 head computes in float32, the V4 head in the model's dtype.
+    head = source.linear("head.weight", rounds=False, dtype=mx.float32 if c.family == "v41" else None)
+    finish((embed, head, norm), 0)
+    layers = []
+    for plan in pack.plan:
+        layers.append(LayerV4.load(c, source, plan, qat_sim) if c.family == "v4" else Layer.load(c, source, plan, cache_quant))
+        finish(layers[-1], len(layers))
     taps = pack.found.plan.taps if pack.found.plan else ()
     if c.family == "v4":
-        return TrunkV4(c, pack.plan, embed, HyperHead.load(c, source, "hc_head"), norm, head, layers, dtype, taps)
-    return TrunkV41(c, pack.plan, embed, head, norm, layers, hasher, tables, dtype, taps)
+        return TrunkV4(c, pack.plan, embed, HyperHead.load(c, source, "hc_head"), norm, head, layers, source.dtype, taps)
+    return TrunkV41(c, pack.plan, embed, head, norm, layers, hasher, tables, source.dtype, taps)
 
 
 def build_drafter(
@@ -206,13 +237,15 @@ def build_drafter(
     """Materialise the pack's drafter on its trunk; None when it has none. rounded: whether the trunk rounds its window rows."""
     if pack.found.plan is None:
         return None
-    packed = stays_packed(pack) if packed is None else packed
-    source = WeightSource(pack.index.tensors, trunk.dtype, packed, linear_input_fp8 and pack.config.family == "v41")
-    return load_draft_model(pack.found.plan, trunk, source, rounded)
+    source = weight_source(pack, pack.found.plan.expected, dtype=trunk.dtype, packed=packed, round_inputs=linear_input_fp8)
+    model = load_draft_model(pack.found.plan, trunk, source, rounded)
+    mx.eval(arrays_of(model))
+    return model
 
 
-def _arrays(module: object) -> list[mx.array]:
-    """Every array below a module; modules are plain dataclasses."""
+def arrays_of(module: object) -> list[mx.array]:
+    """Every array below a module; modules are plain dataclasses, alone or in sequences."""
     if isinstance(module, mx.array):
         return [module]
-    return [a for v in getattr(module, "__dict__", {}).values() for a in _arrays(v)]
+    children = module if isinstance(module, (list, tuple)) else getattr(module, "__dict__", {}).values()
+    return [a for child in children for a in arrays_of(child)]

@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass
 
 from dsv41chat.engine.errors import PackError
+from dsv41chat.engine.pack.gate import check_tensor, is_there, names_in_use, shorten
 from dsv41chat.engine.pack.index import TensorRef
-from dsv41chat.engine.pack.names import Expected, block_tensors, check_tensor, scale_name
+from dsv41chat.engine.pack.names import Expected, block_tensors
 from dsv41chat.engine.pack.names_v4 import expected_block
 
 _STAGE = re.compile(r"mtp\.(\d+)\.")
@@ -46,8 +47,7 @@ class DrafterFound:
 
     def nbytes(self, tensors: dict[str, TensorRef]) -> int:
         """Bytes of the drafter on disk."""
-        names = self.plan.expected if self.plan else ()
-        return sum(tensors[n].nbytes for name in names for n in {name, scale_name(name)} if n in tensors)
+        return sum(tensors[n].nbytes for n in names_in_use(tensors, self.plan.expected if self.plan else {}))
 
 
 def find_drafter(tensors: dict[str, TensorRef], c) -> DrafterFound:
@@ -58,19 +58,19 @@ def find_drafter(tensors: dict[str, TensorRef], c) -> DrafterFound:
     stages = sorted({int(m.group(1)) for n in mine if (m := _STAGE.match(n))})
     dspark = any(part in n for n in mine for part in _DSPARK_PARTS) or int(c.dspark.get("dspark_block_size") or 0) > 0
     try:
-        plan = (_dspark_plan if dspark else _mtp_plan)(c, stages, any(n.endswith(".experts.w1.weight") for n in mine))
+        plan = (_dspark_plan if dspark else _mtp_plan)(c, stages)
     except ValueError as error:
         return DrafterFound(None, f"the drafter is left out: {error}")
-    missing = [n for n in plan.expected if n not in tensors]
+    missing = [name for name, want in plan.expected.items() if not is_there(tensors, name, want)]
     if missing:
-        shown = ", ".join(sorted(missing)[:4]) + (", ..." if len(missing) > 4 else "")
+        shown = shorten(missing, plan.expected)
         return DrafterFound(None, f"the drafter is incomplete and left out: {len(missing)} of {len(plan.expected)} tensors missing: {shown}")
     try:
         for name, want in plan.expected.items():
             check_tensor(tensors, name, want, c.weight_block)
     except PackError as error:
         return DrafterFound(None, f"the drafter is left out: {error}")
-    known = set(plan.expected) | {scale_name(n) for n in plan.expected}
+    known = names_in_use(tensors, plan.expected)
     extra = [n for n in mine if n not in known and not n.endswith(".gate.bias_vl")]
     notes = (f"{len(extra)} tensors of the drafter are not used: {', '.join(sorted(extra)[:4])}",) if extra else ()
     return DrafterFound(plan, None, notes)
@@ -83,7 +83,7 @@ def _setting(c, name: str, low: int, high: int | None = None) -> int:
     return value
 
 
-def _dspark_plan(c, stages: list[int], stacked: bool) -> DraftPlan:
+def _dspark_plan(c, stages: list[int]) -> DraftPlan:
     count = len(stages)
     if not stages or stages != list(range(count)):
         raise ValueError(f"its stages are {stages}, expected 0, 1, ... without a gap")
@@ -98,12 +98,13 @@ def _dspark_plan(c, stages: list[int], stacked: bool) -> DraftPlan:
     prefixes = tuple(f"mtp.{s}" for s in stages)
     out: dict[str, Expected] = {}
     for p in prefixes:
-        out |= {f"{p}.{name}": e for name, e in block_tensors(c, experts).items()} if own else expected_block(c, p, stacked)
+        out |= {f"{p}.{name}": e for name, e in block_tensors(c, experts).items()} if own else expected_block(c, p)
     out["mtp.0.main_proj.weight"] = Expected((d, len(taps) * d), "linear")
     out["mtp.0.main_norm.weight"] = Expected((d,), "float")
     last = prefixes[-1]
-    markov = ("embed", "head") if own else ("markov_w1", "markov_w2")
-    out |= {f"{last}.markov_head.{name}.weight": Expected((v, rank), "float") for name in markov}
+    embed, head = ("embed", "head") if own else ("markov_w1", "markov_w2")
+    out[f"{last}.markov_head.{embed}.weight"] = Expected((v, rank), "float")
+    out[f"{last}.markov_head.{head}.weight"] = Expected((v, rank), "linear")
     out[f"{last}.confidence_head.proj.weight"] = Expected((1, d + rank), "float")
     out[f"{last}.norm.weight"] = Expected((d,), "float")
     if not own:
@@ -115,11 +116,11 @@ def _dspark_plan(c, stages: list[int], stacked: bool) -> DraftPlan:
 _MTP_BLOCK = 3
 
 
-def _mtp_plan(c, stages: list[int], stacked: bool) -> DraftPlan:
+def _mtp_plan(c, stages: list[int]) -> DraftPlan:
     if c.family != "v4":
         raise ValueError("it is a next-token block, which belongs to DeepSeek-V4 only")
     prefix, d = f"mtp.{stages[0]}" if stages else "mtp", c.hidden_size
-    out = expected_block(c, prefix, stacked)
+    out = expected_block(c, prefix)
     out |= {f"{prefix}.{name}.weight": Expected((d,), "float") for name in ("enorm", "hnorm", "norm")}
     out |= {f"{prefix}.{name}.weight": Expected((d, d), "linear") for name in ("e_proj", "h_proj")}
     return DraftPlan("mtp", (prefix,), out | _collapse_head(c, prefix), _MTP_BLOCK, c.n_routed_experts, c.num_experts_per_tok)

@@ -22,6 +22,8 @@ ITEM_BYTES = {
 }  # fmt: skip
 _MAX_HEADER_BYTES = 256 * 2**20
 INDEX_NAME = "model.safetensors.index.json"
+# Lies in a folder as long as a conversion into it has not ended.
+UNFINISHED_NAME = "conversion.json"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def read_header(path: Path) -> dict[str, TensorRef]:
         head = f.read(8)
         if head.startswith(b"version "):
             raise PackDamaged(f"{path.name} is a Git LFS pointer, not the weights", "fetch the real files with git lfs pull")
-        if head.lstrip()[:1] == b"<":
+        # A header length has zero bytes; its first byte alone may look like any character.
+        if head.lstrip()[:1] == b"<" and b"\0" not in head:
             raise PackDamaged(f"{path.name} is a web page saved under this name, not the weights", "download the file again")
         if len(head) < 8:
             raise PackDamaged(f"{path.name} has {size} bytes, too few for a safetensors header", "download the file again")

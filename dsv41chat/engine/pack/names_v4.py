@@ -1,4 +1,4 @@
-"""The tensors of a V4 pack, from the config alone. Gate and kinds: names.py."""
+"""The tensors of a V4 pack, from the config alone. Kinds: names.py; the gate: gate.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def expected_v4(c: V4Config, plan: tuple[LayerPlan, ...], stacked: bool = False)
     """
     s = c.hc_mult
     out = {
-        "embed.weight": Expected((c.vocab_size, c.hidden_size), "linear"),
+        "embed.weight": Expected((c.vocab_size, c.hidden_size), "lookup"),
         "head.weight": Expected((c.vocab_size, c.hidden_size), "linear"),
         "norm.weight": Expected((c.hidden_size,), "float"),
         "hc_head_fn": Expected((s, s * c.hidden_size), "float"),

@@ -1,68 +1,152 @@
-"""Where modules get their weights: one object that knows the pack's format, so that no other file asks for it."""
+"""Where modules get their weights: one object that knows the formats, so that no other file asks for them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.nn.linear import ExpertLinear, GroupedLinear, Linear, QuantizedExpertLinear, QuantizedLinear
+from dsv41chat.engine.errors import PackUnsupported
+from dsv41chat.engine.nn import linear as nn
+from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
+from dsv41chat.engine.pack.exl3 import Exl3Matrix
+from dsv41chat.engine.pack.formats import identify_slices
 from dsv41chat.engine.pack.index import TensorRef
-from dsv41chat.engine.pack.names import scale_name
-from dsv41chat.engine.pack.release import decode, repack
+from dsv41chat.engine.pack.matrix import Layout, Matrix, floats, raw
+from dsv41chat.engine.pack.mlx_quant import MlxMatrix
+from dsv41chat.engine.pack.names import Expected
+
+AnyLinear = nn.Linear | nn.QuantizedLinear | Exl3Linear
+AnyGrouped = nn.GroupedLinear | nn.QuantizedGroupedLinear | Exl3GroupedLinear
+AnyExperts = nn.ExpertLinear | nn.QuantizedExpertLinear | Exl3ExpertLinear
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """dtype: the model dtype. packed: keep fp8/fp4 matrices as mxfp8/mxfp4 words instead of decoding them.
-    round_inputs: the release's fp8 input rounding (an option of the engine)."""
+    """tensors, expected: by release name, already through the gate. dtype: the model dtype. packed: keep fp8 and fp4 matrices as mxfp8 and
+    mxfp4 words instead of decoding them; matrices of MLX and EXL3 builds always keep their form.
+    round_inputs: the release's fp8 input rounding (an option of the engine).
+    empty: arrays have the shapes and dtypes they would have, and nothing is read; for measuring.
+    """
 
-    tensors: dict[str, TensorRef]
+    tensors: Mapping[str, TensorRef]
+    expected: Mapping[str, Expected]
     dtype: mx.Dtype
     packed: bool
     round_inputs: bool
-
-    def _parts(self, name: str) -> tuple[TensorRef, TensorRef | None]:
-        return self.tensors[name], self.tensors.get(scale_name(name))
+    empty: bool = False
 
     def array(self, name: str, dtype: mx.Dtype | None = None) -> mx.array:
-        return mx.array(decode(*self._parts(name))).astype(dtype or self.dtype)
+        """The values of a tensor that is not quantised, in the model dtype unless told otherwise."""
+        ref = self.tensors[name]
+        found = mx.zeros(ref.shape, mx.float32) if self.empty else mx.array(floats(ref))
+        return found.astype(dtype or self.dtype)
 
     def float32(self, name: str) -> mx.array:
         return self.array(name, mx.float32)
 
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
     def ids(self, name: str) -> mx.array:
         """A table of whole numbers as int32."""
         ref = self.tensors[name]
-        return mx.array(np.frombuffer(ref.bytes(), {"I32": "<i4", "I64": "<i8"}[ref.dtype]).reshape(ref.shape).astype(np.int32))
+        return mx.zeros(ref.shape, mx.int32) if self.empty else mx.array(raw(ref).astype(np.int32))
 
-    def linear(self, name: str, *, rounds: bool = True, dtype: mx.Dtype | None = None) -> Linear | QuantizedLinear:
-        """rounds: this matrix is stored as fp8 in the release, so its input takes part in the input rounding."""
-        ref, scale = self._parts(name)
+    def linear(self, name: str, *, rounds: bool = True, dtype: mx.Dtype | None = None) -> AnyLinear:
+        """rounds: this matrix is stored as fp8 in the release, so its input takes part in the input rounding.
+
+        dtype: of plain values. A matrix that stays packed computes in the dtype of its input.
+        """
         rounded = rounds and self.round_inputs
-        if self.packed and scale is not None and dtype is None and ref.shape[-1] * (2 if ref.dtype == "I8" else 1) % 32 == 0:
-            return QuantizedLinear(*repack(ref, scale), rounded)
-        return Linear(self.array(name, dtype), rounded)
+        if self.expected[name].kind == "float":
+            return nn.Linear(self.array(name, dtype), rounded)
+        matrix = self._matrix(name)
+        if isinstance(matrix, Exl3Matrix):
+            return self._exl3(matrix, rounded)
+        if self._keeps(matrix, plain_asked=dtype is not None):
+            return nn.QuantizedLinear(self._pack([matrix]), rounded)
+        return nn.Linear(self._values(matrix, dtype or self.dtype), rounded)
 
-    def grouped(self, name: str, groups: int) -> GroupedLinear:
-        """[groups * rank, in] -> [groups, rank, in]; split by rows, and before any packing."""
-        weight = self.array(name)
-        return GroupedLinear(weight.reshape(groups, weight.shape[0] // groups, -1))
+    def lookup(self, name: str) -> mx.array | nn.QuantizedLookup:
+        """A matrix of which rows are read, `table[ids]`."""
+        matrix = self._matrix(name)
+        return nn.QuantizedLookup(self._pack([matrix]), self.dtype) if self._keeps(matrix) else self._values(matrix, self.dtype)
 
-    def experts(self, prefix: str, which: str, count: int) -> ExpertLinear | QuantizedExpertLinear:
-        """`prefix.{e}.{which}.weight` for e < count, stacked; or `prefix.{which}.weight`, which is already."""
-        if f"{prefix}.{which}.weight" in self.tensors:
-            return self._experts(decode(*self._parts(f"{prefix}.{which}.weight")))
-        parts = [self._parts(f"{prefix}.{e}.{which}.weight") for e in range(count)]
-        if self.packed and all(scale is not None for _, scale in parts):
-            words = [repack(ref, scale) for ref, scale in parts]
-            if len({mode for _, _, mode in words}) == 1:
-                weight, scales = mx.stack([w for w, _, _ in words]), mx.stack([s for _, s, _ in words])
-                return QuantizedExpertLinear(weight, scales, words[0][2], self.dtype, self.round_inputs)
-        return self._experts(np.stack([decode(ref, scale) for ref, scale in parts]))
+    def grouped(self, name: str, groups: int) -> AnyGrouped:
+        """[groups * rank, in] as one product per group."""
+        parts = self._matrices(name)
+        if isinstance(parts[0], Exl3Matrix):
+            if len(parts) != groups:
+                raise PackUnsupported(f"{name} is stored in {len(parts)} EXL3 slices, the config has {groups} groups")
+            return Exl3GroupedLinear([self._exl3(part, False) for part in parts])
+        (matrix,) = parts
+        if self._keeps(matrix):
+            packed = self._pack([matrix])
+            split = lambda a: None if a is None else a.reshape(groups, a.shape[0] // groups, -1)
+            weight, scales, biases = split(packed.weight), split(packed.scales), split(packed.biases)
+            return nn.QuantizedGroupedLinear(nn.Packed(weight, scales, biases, packed.mode, packed.bits, packed.group))
+        return nn.GroupedLinear(self._values(matrix, self.dtype).reshape(groups, matrix.shape[0] // groups, -1))
 
-    def _experts(self, stacked: np.ndarray) -> ExpertLinear:
+    def experts(self, prefix: str, which: str, count: int) -> AnyExperts:
+        """`prefix.{e}.{which}.weight` for e < count, stacked."""
+        parts = [self._matrix(f"{prefix}.{e}.{which}.weight") for e in range(count)]
+        if all(isinstance(part, Exl3Matrix) for part in parts):
+            return Exl3ExpertLinear([self._exl3(part, self.round_inputs) for part in parts], self.dtype)
+        if all(self._keeps(part) for part in parts) and len({_arrangement(part.layout) for part in parts}) == 1:
+            return nn.QuantizedExpertLinear(self._pack(parts, stacked=True), self.dtype, self.round_inputs)
+        if any(isinstance(part, MlxMatrix | Exl3Matrix) for part in parts):
+            labels = " and ".join(sorted({part.label for part in parts}))
+            raise PackUnsupported(f"{prefix}.*.{which}: the experts of one layer have different formats, {labels}")
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        weight = mx.array(stacked).astype(self.dtype)
-        return ExpertLinear(weight.astype(mx.float32) if on_cpu else weight, self.dtype, self.round_inputs)
+        shape = (count, *parts[0].shape)
+        weight = mx.zeros(shape, mx.float32) if self.empty else mx.array(np.stack([part.values() for part in parts]))
+        weight = weight.astype(self.dtype)
+        return nn.ExpertLinear(weight.astype(mx.float32) if on_cpu else weight, self.dtype, self.round_inputs)
+
+    def _matrices(self, name: str) -> list[Matrix]:
+        return identify_slices(self.tensors, name, self.expected[name].shape)
+
+    def _matrix(self, name: str) -> Matrix:
+        found = self._matrices(name)
+        if len(found) != 1:
+            raise PackUnsupported(f"{name} is stored in {len(found)} slices; only grouped matrices are read so")
+        return found[0]
+
+    def _keeps(self, matrix: Matrix, plain_asked: bool = False) -> bool:
+        """Whether the matrix stays in its words. plain_asked: the caller wants a float dtype, which decoded release bytes can have."""
+        if isinstance(matrix, MlxMatrix):
+            return True
+        return matrix.layout is not None and self.packed and not plain_asked
+
+    def _values(self, matrix: Matrix, dtype: mx.Dtype) -> mx.array:
+        return (mx.zeros(matrix.shape, mx.float32) if self.empty else mx.array(matrix.values())).astype(dtype)
+
+    def _pack(self, parts: list[Matrix], stacked: bool = False) -> nn.Packed:
+        """The words of one matrix, or of several side by side."""
+        layout = parts[0].layout
+        count = len(parts) if stacked else None
+        if self.empty:
+            arrays = {key: mx.zeros(spec.shape if count is None else (count, *spec.shape), spec.dtype) for key, spec in layout.words}
+        else:
+            buffers = {key: spec.empty(count) for key, spec in layout.words}
+            for e, part in enumerate(parts):
+                for key, words in part.words().items():
+                    buffers[key][e if stacked else ...] = words
+            arrays = {key: spec.to_mlx(buffers[key]) for key, spec in layout.words}
+        return nn.Packed(arrays["weight"], arrays["scales"], arrays.get("biases"), layout.mode, layout.bits, layout.group)
+
+    def _exl3(self, matrix: Exl3Matrix, rounded: bool) -> Exl3Linear:
+        if self.empty:
+            (rows, columns), f16 = matrix.shape, mx.float16
+            words = mx.zeros((columns // 16, rows // 16, 4 * matrix.halves), mx.uint32)
+            bias = mx.zeros((rows,), f16) if "bias" in matrix.parts else None
+            return Exl3Linear(words, mx.zeros((columns,), f16), mx.zeros((rows,), f16), bias, matrix.codebook, rounded)
+        part = {key: mx.array(value) for key, value in matrix.stored().items()}
+        return Exl3Linear(part["words"], part["suh"], part["svh"], part.get("bias"), matrix.codebook, rounded)
+
+
+def _arrangement(layout: Layout) -> tuple:
+    return layout.mode, layout.bits, layout.group, tuple((key, spec.tag) for key, spec in layout.words)

@@ -14,7 +14,8 @@ from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.draft.load import load_draft_model
 from dsv41chat.engine.pack.drafter import find_drafter
 from dsv41chat.engine.pack.index import read_header
-from dsv41chat.engine.pack.release import decode
+from dsv41chat.engine.pack.matrix import floats
+from dsv41chat.engine.pack.names import Expected
 from dsv41chat.engine.pack.source import WeightSource
 
 DATA = Path(__file__).parents[2] / "data" / "drafting"
@@ -24,7 +25,7 @@ def arrays(name: str) -> dict[str, np.ndarray]:
     """Tensors of `<name>.safetensors`: integers as they are, floats as float32."""
     out = {}
     for key, ref in read_header(DATA / f"{name}.safetensors").items():
-        out[key] = np.frombuffer(ref.bytes(), np.int32).reshape(ref.shape) if ref.dtype == "I32" else decode(ref, None)
+        out[key] = np.frombuffer(ref.bytes(), np.int32).reshape(ref.shape) if ref.dtype == "I32" else floats(ref)
     return out
 
 
@@ -69,7 +70,8 @@ def model(name: str, rounded: bool, dtype: mx.Dtype = mx.float32):
     tensors = read_header(DATA / f"{name}_weights.safetensors")
     found = find_drafter(tensors, config)
     assert found.fault is None and not found.notes
-    source = WeightSource(tensors, dtype, False, False)
+    head = {"head.weight": Expected((config.vocab_size, config.hidden_size), "linear")}
+    source = WeightSource(tensors, found.plan.expected | head, dtype, False, False)
     trunk = SimpleNamespace(
         config=config, embed=source.array("embed.weight"), head=source.linear("head.weight", dtype=mx.float32), dtype=dtype
     )

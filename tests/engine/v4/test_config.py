@@ -40,7 +40,7 @@ def inventory(config: dict, stacked: bool):
 
 
 def kinds(expected) -> Counter:
-    return Counter("linear" if e.kind == "linear" else "plain" for e in expected.values())
+    return Counter("linear" if e.kind in ("linear", "lookup") else "plain" for e in expected.values())
 
 
 def test_family():

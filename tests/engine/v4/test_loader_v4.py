@@ -12,7 +12,7 @@ import pytest
 
 from dsv41chat.engine import open_engine, probe_pack
 from dsv41chat.engine.errors import Cancelled, PackDamaged, PackIncomplete, PackUnsupported
-from dsv41chat.engine.nn.linear import ExpertLinear, GroupedLinear, QuantizedExpertLinear, QuantizedLinear
+from dsv41chat.engine.nn.linear import ExpertLinear, GroupedLinear, QuantizedExpertLinear, QuantizedGroupedLinear, QuantizedLinear
 from dsv41chat.engine.pack.build import build_trunk, open_pack
 from tests.engine.v4 import golden as g
 from tests.engine.v4 import tiny
@@ -252,11 +252,12 @@ def release(tmp_path_factory):
 
 def dense(module) -> np.ndarray:
     """The values of a matrix module, packed or not."""
-    if isinstance(module, (QuantizedLinear, QuantizedExpertLinear)):
-        bits = 4 if module.mode == "mxfp4" else 8
-        return np.array(mx.dequantize(module.weight, module.scales, group_size=32, bits=bits, mode=module.mode, dtype=mx.float32))
-    weight = np.array(module.weight)
-    return weight.reshape(-1, weight.shape[-1]) if isinstance(module, GroupedLinear) else weight
+    if isinstance(module, (QuantizedLinear, QuantizedExpertLinear, QuantizedGroupedLinear)):
+        words, scales, mode = module.packed.weight, module.packed.scales, module.packed.mode
+        weight = np.array(mx.dequantize(words, scales, group_size=32, bits=4 if mode == "mxfp4" else 8, mode=mode, dtype=mx.float32))
+    else:
+        weight = np.array(module.weight)
+    return weight.reshape(-1, weight.shape[-1]) if isinstance(module, (GroupedLinear, QuantizedGroupedLinear)) else weight
 
 
 @pytest.mark.parametrize("packed", [False, True])
