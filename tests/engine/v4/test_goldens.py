@@ -11,6 +11,9 @@ import pytest
 from dsv41chat.engine import verify_goldens
 from dsv41chat.engine.pack.build import build_trunk, open_pack
 from tests.engine.v4 import golden as g
+from tests.engine.v4 import tiny
+
+PRO_LAYOUT = {"compress_ratios": [12, 12, 4, 12], "num_hash_layers": 3, "index_n_heads": 16, "hc_sinkhorn_iters": 20, "routed_scaling_factor": 2.5}
 
 
 def test_one_shot_logits(oneshot, golden):
@@ -88,6 +91,15 @@ def test_verify_command_on_the_golden_pack():
         ("logits (pieces of 128)", "chunks"), ("logits", "decode"),
     }  # fmt: skip
     assert all(c.top1 == 1.0 and c.hard for c in report.checks)
+
+
+def test_layout_of_pro(tmp_path):
+    """No window-only layer, heavy ones first (ratio 12 here), three hashed layers: logits of a float64 program, streamed too."""
+    tiny.write_pack(tmp_path, PRO_LAYOUT, seed=5)
+    report = verify_goldens(tmp_path, g.FOLDER / "pro_layout.safetensors", atol=g.ATOL, chunks=(7, 64))
+    assert report.ok and len(report.checks) == 4 and all(c.hard and c.n == 30 for c in report.checks)
+    tiny.write_pack(tmp_path / "other", PRO_LAYOUT | {"compress_ratios": [12, 12, 4, 13]}, seed=5)
+    assert not verify_goldens(tmp_path / "other", g.FOLDER / "pro_layout.safetensors", atol=g.ATOL).ok
 
 
 def test_simulated_rounding():
