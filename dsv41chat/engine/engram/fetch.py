@@ -22,6 +22,7 @@ from dsv41chat.engine.errors import Cancelled, EngineError
 
 STAGING_BYTES = 64 * MIB
 KEPT_BUFFERS = 4
+IDLE_S = 30.0
 ALIGN = 64  # every region of a staging buffer starts on this border, so that it can be viewed as uint32 or uint16
 
 
@@ -72,7 +73,7 @@ class Staging:
 
 
 class Lane:
-    """One thread that runs jobs in order, urgent ones first. It starts with the first job."""
+    """One thread that runs jobs in order, urgent ones first. It starts with a job and ends when idle for IDLE_S."""
 
     def __init__(self):
         self._jobs: list[tuple[int, int, Callable[[], None]]] = []
@@ -95,19 +96,23 @@ class Lane:
         while True:
             with self._wake:
                 while not self._jobs and not self._closed:
-                    self._wake.wait()
+                    if not self._wake.wait(IDLE_S) and not self._jobs:
+                        break
                 if not self._jobs:
+                    self._thread = None
                     return
                 _, _, job = heapq.heappop(self._jobs)
             job()
+            del job  # an idle lane keeps no reader alive
 
     def close(self) -> None:
         """Run what is queued (cancelled jobs end at once), then stop."""
         with self._wake:
             self._closed = True
             self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
 
 class Job:

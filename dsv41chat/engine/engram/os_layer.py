@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import struct
@@ -318,8 +319,9 @@ class MacLayer(PosixLayer):
         return os.path.realpath(path).startswith("/Volumes/")
 
 
+@functools.cache
 def system_layer() -> PosixLayer:
-    """The layer of the platform this process runs on."""
+    """The layer of the platform this process runs on; one for all readers."""
     if sys.platform.startswith("linux"):
         return LinuxLayer()
     return MacLayer() if sys.platform == "darwin" else PosixLayer()

@@ -91,13 +91,7 @@ class Paths:
 
     def __init__(self, os: PosixLayer, probe: ResidencyProbe, adviser: Adviser):
         self.os, self.probe, self.adviser = os, probe, adviser
-        self._pool: ThreadPoolExecutor | None = None
-
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(WORKERS, "engram-io")
-        return self._pool
+        self.pool = ThreadPoolExecutor(WORKERS, "engram-io")  # its threads start with the first batch that needs them
 
     def drops(self, table: Table) -> bool:
         """Is `nocache` done by a cached read whose new pages are dropped again?"""
@@ -188,5 +182,4 @@ class Paths:
             ready.put(None)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        self.pool.shutdown(wait=True, cancel_futures=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,11 @@ def read_error(name: str, path: Path, offset: int, reason: str) -> EngramReadErr
     return error
 
 
+def _close_all(os: PosixLayer, fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
 class TableFile:
     """One shard. mapped: its read-only map, None in pread access; identity: what R9 compares at each request."""
 
@@ -37,6 +43,8 @@ class TableFile:
             raise PackIncomplete(f"{path} is absent; it holds an engram table") from error
         except OSError as error:
             raise PackDamaged(f"{path} cannot be opened: {error.strerror}") from error
+        self._fds = [self.fd]
+        self._closer = weakref.finalize(self, _close_all, os, self._fds)
         self.identity = os.identity(self.fd)
         self.size = self.identity[2]
         self.mapped: MappedFile | None = os.map(self.fd, self.size) if mapped and self.size else None
@@ -49,6 +57,7 @@ class TableFile:
         with self._lock:
             if self._uncached_fd is None:
                 self._uncached_fd = self.os.open_uncached(self.path)
+                self._fds.append(self._uncached_fd)
             return self._uncached_fd
 
     def changed(self) -> str | None:
@@ -76,9 +85,8 @@ class TableFile:
             self.os.unmap_touched(self.mapped)
 
     def close(self) -> None:
-        for fd in (self.fd, self._uncached_fd):
-            if fd is not None:
-                self.os.close(fd)
+        """Close the descriptors; the map goes with the last view of it."""
+        self._closer()
         self.mapped = None
 
 

@@ -32,6 +32,7 @@ class ResidencyProbe:
         self.refused: dict[str, str] = {}
         self.rng = rng or np.random.default_rng()
         self._checked: set[TableFile] = set()
+        self._lock = threading.Lock()
 
     @property
     def kind(self) -> str:
@@ -46,8 +47,11 @@ class ResidencyProbe:
         """Does asking read the pages? Then it is asked rarely, and never to decide which pages to drop."""
         return self.kind != "mincore"
 
-    def refuse(self, reason: str) -> None:
-        self.refused[self.kinds.pop(0)] = reason
+    def refuse(self, kind: str, reason: str) -> None:
+        """Retire a means; a second thread that found the same changes nothing."""
+        with self._lock:
+            if self.kind == kind:
+                self.refused[self.kinds.pop(0)] = reason
 
     def self_check(self, tables: list[Table]) -> None:
         """Retire a means that calls random pages of tables resident that cannot be: they exceed physical memory.
@@ -71,23 +75,23 @@ class ResidencyProbe:
             if resident is None or self.kind != "mincore":
                 return
             if self.os.name != "linux" and not resident[0]:
-                self.refuse("mincore calls a page absent that was just read")
+                self.refuse("mincore", "mincore calls a page absent that was just read")
             elif impossible and resident.all():
-                self.refuse("mincore calls every page resident of tables larger than memory")
+                self.refuse("mincore", "mincore calls every page resident of tables larger than memory")
             else:
                 return
 
     def resident(self, file: TableFile, pages: np.ndarray) -> np.ndarray | None:
         """bool [n] for int64 [n] page numbers of a file, or None when every means has failed."""
-        while self.kinds:
+        while (kind := self.kind) != "none":
             try:
-                return self._ask(file, pages)
+                return self._ask(kind, file, pages)
             except (Unsupported, OSError) as error:
-                self.refuse(str(error))
+                self.refuse(kind, str(error))
         return None
 
-    def _ask(self, file: TableFile, pages: np.ndarray) -> np.ndarray:
-        if self.kind == "mincore":
+    def _ask(self, kind: str, file: TableFile, pages: np.ndarray) -> np.ndarray:
+        if kind == "mincore":
             if file.mapped is None:
                 raise Unsupported("mincore: the file is not mapped")
             if file not in self._checked:
@@ -95,7 +99,7 @@ class ResidencyProbe:
                     raise Unsupported("mincore: the file belongs to another user, the kernel would call every page resident")
                 self._checked.add(file)
             return self.os.mincore(file.mapped, pages)
-        return (self.os.nowait if self.kind == "nowait" else self.os.latency)(file.fd, pages)
+        return (self.os.nowait if kind == "nowait" else self.os.latency)(file.fd, pages)
 
 
 class Latch:
@@ -155,7 +159,9 @@ class TableGovernor:
         """warm or cold for this batch (distinct int64 [n] ids), probing first when a probe is due."""
         with self._lock:
             self._tokens_since_probe += n_tokens
-            if prefill or self._suspicious or self._tokens_since_probe >= TOKENS_BETWEEN_PROBES[self.latch.state]:
+            # A probe by latency reads what it samples: between chunks it is asked as rarely as for a warm table.
+            state = "warm" if self.probe.kind == "latency" else self.latch.state
+            if prefill or self._suspicious or self._tokens_since_probe >= TOKENS_BETWEEN_PROBES[state]:
                 self._probe(ids)
             return "warm" if self.latch.state == "warm" else "cold"
 

@@ -1,5 +1,7 @@
 """Tickets, overlap, cancel, staging."""
 
+import gc
+import os
 import threading
 import time
 
@@ -198,3 +200,33 @@ def test_dedupe_counts_distinct_rows(specs):
     counters = reader.counters()[specs[0].name]
     assert (counters["lookups"], counters["rows"]) == (4096, 40)
     reader.close()
+
+
+def test_a_forgotten_reader_gives_its_descriptors_back(specs):
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("counts descriptors by /proc")
+    gc.collect()
+    before = opened()
+    reader = EngramReader.open(specs)
+    reader.gather(0, np.arange(2000)[None])
+    assert opened() > before
+    del reader
+    gc.collect()
+    assert opened() <= before + 1  # the process's own pidfd may stay a moment longer
+
+
+def test_an_idle_lane_ends_and_starts_again(monkeypatch):
+    monkeypatch.setattr("dsv41chat.engine.engram.fetch.IDLE_S", 0.01)
+    lane, ran = Lane(), threading.Event()
+    for _ in range(2):
+        ran.clear()
+        lane.submit(ran.set, urgent=False)
+        assert ran.wait(10)
+        thread = lane._thread
+        if thread is not None:
+            thread.join(10)
+        assert lane._thread is None
+    lane.close()
