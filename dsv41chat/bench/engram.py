@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -290,7 +291,7 @@ def run(folder: Path, rows: int, rounds: int, log=print) -> dict:
     file.write()
     cold = ColdIds(file, layer)
     arms = all_arms(file, folder)
-    limits = []
+    limits, loads = [], []
     order = np.random.default_rng(0)
     for index in range(rounds):
         for n in SIZES:
@@ -300,6 +301,7 @@ def run(folder: Path, rows: int, rounds: int, log=print) -> dict:
         for n in SIZES:
             for arm in order.permutation(np.array(arms, object)):
                 run_warm(arm, file, cold, n)
+        loads.append(round(os.getloadavg()[0], 1))
         log(f"round {index + 1} of {rounds}: limit {limits[-1]:,.0f} pages/s")
     token = token_cost(file, cold)
     results = {arm.name: summary(arm) for arm in arms}
@@ -315,11 +317,12 @@ def run(folder: Path, rows: int, rounds: int, log=print) -> dict:
             "pages_s": [round(limit) for limit in limits],
         },
         "rounds": rounds,
+        "load_average_by_round": loads,
         "bars": judgements(results, token),
         "token": token,
         "embedded": embedded_cost(),
         "arms": results,
-        "note": "shared machine: other work ran beside it; compare arms within this run only",
+        "note": "load_average_by_round tells how much other work ran beside it; compare arms within this run only",
     }
 
 

@@ -110,6 +110,10 @@ class PosixLayer:
     def unmap_touched(self, mapped: MappedFile) -> None:
         """Forget the page table entries of a map; the pages stay cached. Bounds the process's resident size."""
 
+    def mapped_resident_bytes(self) -> int:
+        """File pages that count as this process's memory; 0 where nobody counts them so."""
+        return 0
+
     # residency
     def mincore(self, mapped: MappedFile, pages: np.ndarray) -> np.ndarray:
         """bool [n]: which pages of the map are in memory."""
@@ -236,6 +240,10 @@ class LinuxLayer(PosixLayer):
         starts, lengths = page_runs(pages)
         for start, length in zip(starts.tolist(), lengths.tolist()):
             os.posix_fadvise(fd, start * self.page_size, length * self.page_size, os.POSIX_FADV_DONTNEED)
+
+    def mapped_resident_bytes(self) -> int:
+        with open("/proc/self/statm") as fields:
+            return int(fields.read().split()[2]) * self.page_size
 
     def unmap_touched(self, mapped) -> None:
         mapped.mmap.madvise(mmap.MADV_DONTNEED)

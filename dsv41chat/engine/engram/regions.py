@@ -15,7 +15,8 @@ from dsv41chat.engine.engram.table import RowFormat, TableRef, TableSpec, row_fo
 from dsv41chat.engine.errors import EngramReadError, PackDamaged, PackIncomplete, PackUnsupported
 
 COPY_BYTES = 64 * MIB
-UNMAP_AFTER_ROWS = 16384
+UNMAP_ABOVE_BYTES = 512 * MIB
+ROWS_BETWEEN_LOOKS = 4096  # each can add up to 16 pages, which the kernel maps around a fault
 
 
 def read_error(name: str, path: Path, offset: int, reason: str) -> EngramReadError:
@@ -49,7 +50,7 @@ class TableFile:
         self.size = self.identity[2]
         self.mapped: MappedFile | None = os.map(self.fd, self.size) if mapped and self.size else None
         self._uncached_fd: int | None = None
-        self._rows_since_unmap = 0
+        self._rows_since_look = 0
         self._lock = threading.Lock()
 
     def uncached_fd(self) -> int:
@@ -79,10 +80,11 @@ class TableFile:
 
     def touched(self, rows: int) -> None:
         """Bound the resident size: mapped pages count as ours until they are unmapped, though the cache keeps them."""
-        self._rows_since_unmap += rows
-        if self._rows_since_unmap >= UNMAP_AFTER_ROWS:
-            self._rows_since_unmap = 0
-            self.os.unmap_touched(self.mapped)
+        self._rows_since_look += rows
+        if self._rows_since_look >= ROWS_BETWEEN_LOOKS:
+            self._rows_since_look = 0
+            if self.os.mapped_resident_bytes() > UNMAP_ABOVE_BYTES:
+                self.os.unmap_touched(self.mapped)
 
     def close(self) -> None:
         """Close the descriptors; the map goes with the last view of it."""

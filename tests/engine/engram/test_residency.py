@@ -306,3 +306,24 @@ def test_probe_samples_pages_of_the_batch_not_of_the_table(spec):
     assert set(pages.tolist()) <= set(((spec.weight.offset + ids * 256) // reader.os.page_size).tolist())
     assert ResidencyProbe(LinuxLayer()).sample_size == 64
     reader.close()
+
+
+@linux
+def test_mapped_pages_stay_below_their_bound(spec, monkeypatch):
+    """What was touched through the map counts as the process's memory until it is unmapped."""
+    monkeypatch.setattr("dsv41chat.engine.engram.regions.UNMAP_ABOVE_BYTES", 0)
+    looks = []
+
+    class Counting(LinuxLayer):
+        def unmap_touched(self, mapped):
+            looks.append(self.mapped_resident_bytes())
+            super().unmap_touched(mapped)
+
+    reader = EngramReader.open([spec], EngramSettings(path="direct", **MAPPED), os_layer=Counting())
+    ids = np.arange(ROWS)
+    for lo in range(0, ROWS, 4096):
+        reader.gather(0, ids[lo : lo + 4096][None])
+    assert len(looks) >= 2 * (ROWS // 4096) - 1
+    after = Counting().mapped_resident_bytes()
+    assert after < max(looks)
+    reader.close()
