@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from dsv41chat.engine import SamplingParams, open_engine
 from dsv41chat.engine.chat.encode import encode_prompt
 from dsv41chat.engine.chat.messages import Message, RenderOptions
+from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.table import EngramSettings
 from dsv41chat.engine.errors import EngramReadError
 from dsv41chat.engine.events import Done, Prefill, Residency
@@ -21,8 +23,8 @@ from dsv41chat.nano import embedded_pack
 from tests.engine.engram.big_pack import grow_tables, write_rows
 from tests.engine.engram.tables import FakeMac, FaultyDisk, SlowDisk, drop_file, refuse_linux_calls
 
-GREEDY = SamplingParams()
-LONG = "The river runs from the hills to the sea, and the towns on it trade in salt, wool and iron. " * 9
+GREEDY, TOKENS = SamplingParams(), 10
+LONG = "The river runs from the hills to the sea, and the towns on it trade in salt, wool and iron. " * 6
 HOW = {
     "auto": {},
     "direct": dict(path="direct"),
@@ -41,7 +43,7 @@ def prompt(engine, text):
     return encode_prompt(engine.tokenizer, engine.family, [Message("user", text)], RenderOptions(thinking=False))
 
 
-def answer(engine, text=LONG, tokens=16, session=None, sampling=GREEDY) -> Done:
+def answer(engine, text=LONG, tokens=TOKENS, session=None, sampling=GREEDY) -> Done:
     return list((session or engine.new_session()).generate(prompt(engine, text), sampling, max_tokens=tokens))[-1]
 
 
@@ -58,50 +60,64 @@ def waited(engine) -> float:
 
 
 @pytest.fixture(scope="module")
-def reference() -> str:
-    engine = open_engine(embedded_pack(), engram=EngramSettings(mode="resident"))
+def engine():
+    return open_engine(embedded_pack(), engram=EngramSettings(mode="resident"))
+
+
+@pytest.fixture(scope="module")
+def reference(engine) -> str:
+    assert {table.state for table in engine.residency().tables} == {"resident"}
     return ids_hash(answer(engine))
 
 
+@contextmanager
+def reading(engine, layer=None, **settings):
+    """The same weights on another reader."""
+    before = engine.trunk.tables
+    engine.trunk.tables = EngramReader.open(engine.pack.table_specs, EngramSettings(**settings), {}, os_layer=layer)
+    try:
+        yield engine
+    finally:
+        reader, engine.trunk.tables = engine.trunk.tables, before
+        reader.close()
+        assert reader.staging.in_flight == 0
+
+
 @pytest.mark.parametrize("how", HOW)
-def test_one_answer_however_rows_are_read(how, reference):
-    settings = EngramSettings(**HOW[how])
-    engine = open_engine(embedded_pack(), engram=settings)
-    done = answer(engine)
-    assert ids_hash(done) == reference
-    assert done.usage["prefilled_tokens"] > engine.prefill_chunk, "both batch sizes were read"
-    if settings.path != "auto":
-        assert batches(engine) == {settings.path}
-    if settings.mode == "resident":
-        assert batches(engine) == {"resident"} and {t.state for t in engine.residency().tables} == {"resident"}
-    engine.close()
+def test_one_answer_however_rows_are_read(how, engine, reference):
+    with reading(engine, **HOW[how]):
+        done = answer(engine)
+        assert ids_hash(done) == reference
+        assert done.usage["prefilled_tokens"] > engine.prefill_chunk, "both batch sizes were read"
+        path = engine.tables.settings.path
+        if path != "auto":
+            assert batches(engine) == {path}
+        if how == "resident":
+            assert batches(engine) == {"resident"} and {t.state for t in engine.residency().tables} == {"resident"}
 
 
 @pytest.mark.parametrize("path", ("auto", "advise", "pool", "nocache"))
-def test_one_answer_on_the_macos_paths(path, reference, monkeypatch):
+def test_one_answer_on_the_macos_paths(path, engine, reference, monkeypatch):
     refuse_linux_calls(monkeypatch)
-    engine = open_engine(embedded_pack(), engram=EngramSettings(path=path), os_layer=FakeMac())
-    assert ids_hash(answer(engine)) == reference
-    engine.close()
+    with reading(engine, FakeMac(), path=path):
+        assert ids_hash(answer(engine)) == reference
 
 
 @pytest.mark.parametrize("part", ("prefill", "decode"))
-def test_overlap_halves_the_waiting_and_changes_nothing(part):
+def test_overlap_halves_the_waiting_and_changes_nothing(part, engine):
     """On a drive of 5 ms per read. The second table's rows come while the layers before it run."""
     waits, hashes = {}, set()
     text, tokens = (LONG, 1) if part == "prefill" else ("Hello there", 12)
     for overlap in (True, False):
-        engine = open_engine(embedded_pack(), engram=EngramSettings(scales="mapped", overlap=overlap), os_layer=SlowDisk())
-        hashes.add(ids_hash(answer(engine, text, tokens)))
-        waits[overlap] = waited(engine)
-        engine.close()
+        with reading(engine, SlowDisk(), scales="mapped", overlap=overlap):
+            hashes.add(ids_hash(answer(engine, text, tokens)))
+            waits[overlap] = waited(engine)
     assert len(hashes) == 1
     assert waits[True] <= waits[False] / 2, waits
 
 
-def test_rows_of_a_drafted_window_are_read_while_the_drafter_works():
-    """A round stages pending and drafted rows in one call: one batch per table and round."""
-    engine = open_engine(embedded_pack())
+def test_the_rows_of_a_drafted_window_are_one_batch(engine):
+    """A block of proposals is known at once: pending and drafted rows are asked for in one call per table."""
     session = engine.new_session()
     trial = session.target.rows(list(prompt(engine, "Hello").ids))
     session.target.commit(trial, trial.count)
@@ -110,7 +126,6 @@ def test_rows_of_a_drafted_window_are_read_while_the_drafter_works():
     after = engine.tables.counters()["layers.1.engram"]
     assert after["lookups"] - before["lookups"] == 6 * engine.pack.config.engram.columns
     assert sum(after["batches"].values()) == sum(before["batches"].values()) + 1
-    engine.close()
 
 
 # faults
@@ -139,14 +154,17 @@ class FailingHints(SlowDisk):
 
 @pytest.mark.parametrize("access", ("mmap", "pread"))
 @pytest.mark.parametrize("at", ("prefill", "decode"))
-def test_a_failing_drive_ends_the_turn_and_the_retry_equals_an_uninterrupted_one(access, at, reference):
+def test_a_failing_drive_ends_the_turn_and_the_retry_equals_an_uninterrupted_one(access, at, engine, reference):
     layer = LaterFault()
-    engine = open_engine(embedded_pack(), engram=EngramSettings(access=access, scales="mapped"), os_layer=layer)
-    session = engine.new_session()
-    seen = []
+    with reading(engine, layer, access=access, scales="mapped"):
+        _fail_and_retry(engine, layer, access, at, reference)
+
+
+def _fail_and_retry(engine, layer, access, at, reference):
+    session, seen = engine.new_session(), []
 
     def turn():
-        for event in session.generate(prompt(engine, LONG), GREEDY, max_tokens=16):
+        for event in session.generate(prompt(engine, LONG), GREEDY, max_tokens=TOKENS):
             if isinstance(event, Prefill) and event.done == event.total and at == "decode" and not layer.left:
                 layer.armed, layer.left = True, 20
             seen.append(event)
@@ -164,15 +182,12 @@ def test_a_failing_drive_ends_the_turn_and_the_retry_equals_an_uninterrupted_one
         assert not any(isinstance(e, Done) for e in seen)
     layer.armed = False
     assert ids_hash(turn()) == reference
-    assert engine.tables.staging.in_flight == 0
-    engine.close()
 
 
-def test_read_ahead_that_fails_is_nobodys_error(reference):
-    engine = open_engine(embedded_pack(), os_layer=FailingHints(delay_s=0.0))
-    assert ids_hash(answer(engine)) == reference
-    assert any("Input/output" in reason for reason in engine.table_stats()["reader"]["refused"].values())
-    engine.close()
+def test_read_ahead_that_fails_is_nobodys_error(engine, reference):
+    with reading(engine, FailingHints(delay_s=0.0)):
+        assert ids_hash(answer(engine)) == reference
+        assert any("Input/output" in reason for reason in engine.table_stats()["reader"]["refused"].values())
 
 
 @pytest.fixture
@@ -206,7 +221,7 @@ def test_a_shard_cut_under_positional_reads(pack_copy, at, reference):
     whole = shard.read_bytes()
     ref = engine.pack.table_specs[1].weight
     with pytest.raises(EngramReadError, match=f"{shard.name}.*the file ends"):
-        for event in session.generate(prompt(engine, LONG), GREEDY, max_tokens=16):
+        for event in session.generate(prompt(engine, LONG), GREEDY, max_tokens=TOKENS):
             if at == "prefill" and isinstance(event, Residency) or at == "decode" and isinstance(event, Prefill) and event.done == event.total:
                 os.truncate(shard, ref.offset + 64)
     assert len(session.target.lane.ids) == session.target.n
@@ -218,16 +233,14 @@ def test_a_shard_cut_under_positional_reads(pack_copy, at, reference):
 
 
 @pytest.mark.parametrize("part", ("prefill", "decode"))
-def test_cancel_drops_queued_reads_and_the_retry_is_whole(part, reference):
-    engine = open_engine(embedded_pack(), engram=EngramSettings(path="pool", scales="mapped"), os_layer=SlowDisk(0.001))
-    session, events = engine.new_session(), []
-    stop = lambda: bool(events) and (part == "prefill" or len(events) > 4)
-    for event in session.generate(prompt(engine, LONG), GREEDY, max_tokens=16, cancel=stop):
-        events.append(event)
-    assert events[-1].finish == "cancelled"
-    assert ids_hash(answer(engine, session=session)) == reference
-    engine.close()
-    assert engine.tables.staging.in_flight == 0
+def test_cancel_drops_queued_reads_and_the_retry_is_whole(part, engine, reference):
+    with reading(engine, SlowDisk(0.001), path="pool", scales="mapped"):
+        session, events = engine.new_session(), []
+        stop = lambda: bool(events) and (part == "prefill" or len(events) > 4)
+        for event in session.generate(prompt(engine, LONG), GREEDY, max_tokens=TOKENS, cancel=stop):
+            events.append(event)
+        assert events[-1].finish == "cancelled"
+        assert ids_hash(answer(engine, session=session)) == reference
 
 
 # tables much larger than memory allows
@@ -269,18 +282,16 @@ def run_alone(pack: Path, text: str, plain: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("tokens", [pytest.param(2000, marks=pytest.mark.slow), 150])
-def test_tables_of_20_gb_are_never_held(tmp_path, tokens):
+def test_tables_of_20_gb_are_never_held(tmp_path, tokens, engine):
     pack = tmp_path / "pack"
     grow_tables(embedded_pack(), pack, 51_000_000)
     sizes = [table_shard(pack, layer).stat() for layer in (1, 4)]
     assert sum(size.st_size for size in sizes) > 20e9
     if sum(size.st_blocks for size in sizes) * 512 > 1 << 26:
         pytest.skip("this file system has no sparse files")
-    engine = open_engine(embedded_pack())
     words = [f"{word}{i}" for i in range(1000) for word in ("stone", "river", "lamp")]
     count = next(n for n in range(10, 3000, 10) if len(prompt(engine, " ".join(words[:n])).ids) > tokens)
     text = " ".join(words[:count])
-    engine.close()
     ids = list(prompt(engine, text).ids)
     assert write_rows(pack, ids) > tokens
     if sys.platform.startswith("linux"):
