@@ -15,12 +15,22 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
 from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead
-from dsv41chat.engine.nn.linear import ExpertLinear, GroupedLinear, Linear, QuantizedExpertLinear, QuantizedLinear
+from dsv41chat.engine.nn.linear import (
+    ExpertLinear,
+    GroupedLinear,
+    Linear,
+    QuantizedExpertLinear,
+    QuantizedGroupedLinear,
+    QuantizedLinear,
+)
 from dsv41chat.engine.ops.attend import attend_rows, index_scores
 
 DRAWS = 3
-_MATRICES = (Linear, QuantizedLinear, GroupedLinear, ExpertLinear, QuantizedExpertLinear)
+_PACKED = (QuantizedLinear, QuantizedGroupedLinear, QuantizedExpertLinear)
+_EXPERTS = (ExpertLinear, QuantizedExpertLinear, Exl3ExpertLinear)
+_MATRICES = (Linear, GroupedLinear, *_PACKED, *_EXPERTS, Exl3Linear, Exl3GroupedLinear)
 
 
 @dataclass
@@ -118,16 +128,46 @@ def _shared(value: Callable) -> frozenset[int]:
 
 
 def _key(owner: Any, value: Any, trunk: Any) -> str:
-    if isinstance(value, (Linear, GroupedLinear, ExpertLinear)):
-        w, rounds = value.weight, " rounded" if getattr(value, "round_input", False) else ""
-        return f"{type(value).__name__} {list(w.shape)} {_short(w.dtype)} x {_short(_input_dtype(value, trunk))}{rounds}"
-    if isinstance(value, (QuantizedLinear, QuantizedExpertLinear)):
-        return f"{type(value).__name__} {list(value.weight.shape)} {value.mode} x {_short(_input_dtype(value, trunk))}"
+    if isinstance(value, _MATRICES):
+        rounds = " rounded" if getattr(value, "round_input", False) else ""
+        return f"{type(value).__name__} {_stored(value)} x {_short(_input_dtype(value, trunk))}{rounds}"
     if isinstance(value, (HyperConnection, HyperHead)):
         return f"{type(value).__name__} {list(value.fn.shape)} {_short(trunk.dtype)}"
     c = trunk.config
     heads, width = (c.num_attention_heads, c.head_dim) if value is attend_rows else (c.index_n_heads, c.index_head_dim)
     return f"{value.__name__} {heads} heads of {width} {_short(trunk.dtype)}"
+
+
+def _stored(value: Any) -> str:
+    """Shape and format of a matrix module, in words."""
+    if isinstance(value, _PACKED):
+        p = value.packed
+        return f"{list(p.weight.shape)} {p.mode} {p.bits} bits per {p.group}"
+    if isinstance(value, Exl3Linear):
+        return f"{list(value.words.shape)} {value.codebook}" + (" rounded" if value.round_input else "")
+    if isinstance(value, (Exl3GroupedLinear, Exl3ExpertLinear)):
+        parts = value.groups if isinstance(value, Exl3GroupedLinear) else value.matrices
+        return f"{len(parts)} of " + ", ".join(sorted({_stored(part) for part in parts}))
+    return f"{list(value.weight.shape)} {_short(value.weight.dtype)}"
+
+
+def _width(value: Any) -> int:
+    """Inputs of a matrix module, all groups together."""
+    if isinstance(value, Exl3Linear):
+        return value.suh.shape[0]
+    if isinstance(value, Exl3GroupedLinear):
+        return sum(_width(part) for part in value.groups)
+    if isinstance(value, Exl3ExpertLinear):
+        return _width(value.matrices[0])
+    groups = _count(value) if isinstance(value, (GroupedLinear, QuantizedGroupedLinear)) else 1
+    return groups * (value.packed.scales.shape[-1] * value.packed.group if isinstance(value, _PACKED) else value.weight.shape[-1])
+
+
+def _count(value: Any) -> int:
+    """Experts or groups of a matrix module."""
+    if isinstance(value, Exl3ExpertLinear):
+        return len(value.matrices)
+    return (value.packed if isinstance(value, _PACKED) else value).weight.shape[0]
 
 
 def _short(dtype: mx.Dtype) -> str:
@@ -147,16 +187,13 @@ def _inputs(owner: Any, value: Any, trunk: Any, largest: int) -> list[tuple]:
     normal = lambda *shape: mx.array(rng.standard_normal(shape).astype(np.float32))
     out = []
     for _ in range(DRAWS):
-        if isinstance(value, (Linear, GroupedLinear)):
-            width = value.weight.shape[-1] * (value.weight.shape[0] if isinstance(value, GroupedLinear) else 1)
-            args = (normal(n, width).astype(_input_dtype(value, trunk)),)
-        elif isinstance(value, QuantizedLinear):
-            args = (normal(n, value.scales.shape[-1] * 32).astype(dtype),)
-        elif isinstance(value, (ExpertLinear, QuantizedExpertLinear)):
-            width = value.weight.shape[-1] if isinstance(value, ExpertLinear) else value.scales.shape[-1] * 32
-            picks = min(c.num_experts_per_tok, value.weight.shape[0])
-            ids = np.sort(np.stack([rng.permutation(value.weight.shape[0])[:picks] for _ in range(n)]), axis=1).astype(np.int32)
-            args = (normal(n, picks if _is_down(owner, value) else 1, 1, width).astype(dtype), mx.array(ids))
+        if isinstance(value, _EXPERTS):
+            count = _count(value)
+            picks = min(c.num_experts_per_tok, count)
+            ids = np.sort(np.stack([rng.permutation(count)[:picks] for _ in range(n)]), axis=1).astype(np.int32)
+            args = (normal(n, picks if _is_down(owner, value) else 1, 1, _width(value)).astype(dtype), mx.array(ids))
+        elif isinstance(value, _MATRICES):
+            args = (normal(n, _width(value)).astype(_input_dtype(value, trunk)),)
         elif isinstance(value, (HyperConnection, HyperHead)):
             args = (normal(n, c.hc_mult, c.hidden_size).astype(dtype),)
         elif value is attend_rows:

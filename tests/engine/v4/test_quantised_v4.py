@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat.engine import rowcheck
 from dsv41chat.engine.nn.linear import QuantizedExpertLinear, QuantizedGroupedLinear, QuantizedLinear
 from dsv41chat.engine.pack.build import build_trunk, open_pack
 from tests.engine.v4 import golden as g
@@ -46,6 +47,8 @@ def test_packed_words_against_their_values(tmp_path, ids, kind):
     layer = trunk.layers[1]
     assert isinstance(layer.attention.weights.wq_b, QuantizedLinear) and isinstance(layer.attention.weights.wo_a, QuantizedGroupedLinear)
     assert isinstance(layer.moe.w1, QuantizedExpertLinear) and layer.moe.w1.packed.bits == bits
+    verdicts = rowcheck.probe(trunk, 4)
+    assert sum(mode in v.op and "bits" in v.op for v in verdicts) >= 8 and not any(v.tokenwise for v in verdicts), "the row check knows packed words"
     words, whole = g.feed(trunk, ids[:ROWS], [ROWS])
     twin, _ = g.feed(build_trunk(open_pack(tmp_path / "values"), dtype=mx.float32), ids[:ROWS], [ROWS])
     off = np.abs(words - twin).max(-1)
