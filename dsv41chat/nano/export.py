@@ -138,3 +138,75 @@ def write_settings(folder: Path, tokenizer_json: Path) -> None:
     write_json(folder / "tokenizer_config.json", {
         "add_bos_token": False, "add_eos_token": False, "bos_token": arch.BOS, "eos_token": arch.EOS, "pad_token": arch.PAD,
         "model_max_length": 8192, "tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def read_weights(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The inverse of `write_weights`: parameters (float32, as the formats hold them) and router biases under the trainer's names."""
+    raw: dict[str, tuple[str, np.ndarray]] = {}
+    for path in sorted(Path(folder).glob("model-*.safetensors")):
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        for name, t in json.loads(data[8:8 + size]).items():
+            if name != "__metadata__":
+                a, b = t["data_offsets"]
+                kind = {"F32": "<f4", "BF16": "<u2"}.get(t["dtype"], "u1")
+                raw[name] = t["dtype"], np.frombuffer(data[8 + size + a:8 + size + b], kind).reshape(t["shape"])
+
+    def value(name: str) -> np.ndarray:
+        dtype, array = raw[name]
+        if dtype == "F32":
+            return array.copy()
+        if dtype == "BF16":
+            return (array.astype(np.uint32) << 16).view(np.float32)
+        return quant.decode(dtype, array, raw[name.removesuffix("weight") + "scale"][1])
+
+    shapes, bias_shapes = arch.initial()
+    out = {k: np.empty(v.shape, np.float32) for k, v in shapes.items()}
+    bias = {k: value(k.replace("ffn.bias", "ffn.gate.bias")) for k in bias_shapes}
+    for ours, release, pick in _names():
+        target = out[ours]
+        if pick is None:
+            target[...] = value(release).reshape(target.shape)
+        else:
+            target[pick] = value(release).T
+    return out, bias
+
+
+def _names() -> Iterator[tuple[str, str, tuple | None]]:
+    """(our name, release name, None or the part of our [in, out] matrix that the release holds transposed)."""
+    everything = slice(None)
+    blocks = [(f"layers.{i}.", i) for i in range(arch.LAYERS)] + [(f"mtp.{s}.", None) for s in range(arch.STAGES)]
+    yield from (("embed", "embed.weight", None), ("head", "head.weight", None), ("norm", "norm.weight", None))
+    for prefix, layer in blocks:
+        z = prefix + "attn."
+        for half, release in _HALVES.items():
+            yield f"{prefix}{half}.norm", f"{prefix}{release}_norm.weight", None
+            for part in ("fn", "base", "scale"):
+                yield f"{prefix}{half}.{part}", f"{prefix}hc_{release}_{part}", None
+        for name in (*_ATTENTION, "wo_a", "q_norm", "kv_norm"):
+            yield z + name, z + name + ".weight", None
+        yield z + "sink", z + "attn_sink", None
+        if layer in arch.KV_SOURCES:
+            for ours, release in (("cwkv", "compressor.wkv"), ("cnorm", "compressor.norm"), ("ik", "indexer.wk"), ("iknorm", "indexer.k_norm")):
+                yield z + ours, f"{z}{release}.weight", None
+            if arch.RATIOS[layer] == 2:
+                yield z + "cgate", z + "compressor.wgate.weight", None
+        if layer in arch.INDEX_SOURCES:
+            yield z + "iq", z + "indexer.wq_b.weight", None
+            yield z + "iw", z + "indexer.weights_proj.weight", None
+        z, width = prefix + "ffn.", arch.EXPERT_DIM
+        yield z + "gate", z + "gate.weight", None
+        for e in range(arch.EXPERTS):
+            part = slice(e * width, (e + 1) * width)
+            for k, pick in (("1", (everything, part)), ("2", (part, everything)), ("3", (everything, part))):
+                yield f"{z}w{k}", f"{z}experts.{e}.w{k}.weight", pick
+        for k in "123":
+            yield f"{z}s{k}", f"{z}shared_experts.w{k}.weight", (everything, everything)
+        if layer in arch.ENGRAM_LAYERS:
+            z = prefix + "engram."
+            for ours, release in (("table", "embed.weight"), ("wkv", "wkv.weight"), ("q_weight", "q_weight"), ("k_weight", "k_weight")):
+                yield z + ours, z + release, None
+    last = f"mtp.{arch.STAGES - 1}."
+    yield from (("mtp.main", "mtp.0.main_proj.weight", None), ("mtp.mnorm", "mtp.0.main_norm.weight", None), ("mtp.dnorm", last + "norm.weight", None),
+                ("mtp.m1", last + "markov_head.embed.weight", None), ("mtp.m2", last + "markov_head.head.weight", None),
+                ("mtp.conf", last + "confidence_head.proj.weight", None))

@@ -1,4 +1,4 @@
-"""Release number formats in numpy: values -> bytes, with the rounding the trainer uses (bit rules of the trunk: power-of-two scales, half to even)."""
+"""Release number formats in numpy: values -> bytes, with the rounding the trainer uses (power-of-two scales, half to even)."""
 from __future__ import annotations
 
 import numpy as np
@@ -66,3 +66,18 @@ def fp4_rows(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scale = _pow2ceil_exponent(np.maximum(np.abs(groups).max(-1), np.float32(6 * 2.0**-126)) * np.float32(1 / 6))
     codes = e2m1(np.clip(groups / _scale(scale)[..., None], -6, 6)).reshape(o, i)
     return codes[:, 0::2] | codes[:, 1::2] << 4, scale
+
+
+_FP4 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def decode(dtype: str, data: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Bytes of a quantised matrix or table and its e8m0 scales -> float32 (fp8 tiles, fp8 rows of 32-channel groups, packed fp4)."""
+    if dtype == "I8":
+        data = data.view(np.uint8)
+        values = np.stack([_FP4[data & 15], _FP4[data >> 4]], -1).reshape(data.shape[0], -1)
+        return values * np.repeat(_scale(scale), 32, 1)
+    values = _MAGNITUDES[np.minimum(data & 127, 126)] * np.where(data & 128, np.float32(-1), np.float32(1))
+    if scale.shape[0] == data.shape[0]:
+        return values * np.repeat(_scale(scale), 32, 1)
+    return values * np.repeat(np.repeat(_scale(scale), 32, 0), 32, 1)

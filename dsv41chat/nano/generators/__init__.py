@@ -1,0 +1,1 @@
+"""Generators of conversations: who asks what, in which wording, and the one right answer."""

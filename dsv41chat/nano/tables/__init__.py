@@ -1,0 +1,1 @@
+"""Tables written for the embedded model: commands, units, small talk, scope, wordings, names and the block-list."""

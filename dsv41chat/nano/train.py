@@ -1,0 +1,427 @@
+"""The trainer: `python -m dsv41chat.nano.train --data FOLDER --out FOLDER --minutes 9` on one GPU.
+
+FOLDER of --data is what `python -m dsv41chat.nano.corpus` wrote. Out come the four release shards, log.jsonl (curve and evaluations) and, with
+--state, the float32 masters and Adam moments for a continuation (`--continue`) on the same machine. The schedule follows the clock: `f` is
+the elapsed share of the minutes left after compilation, so a slower machine still ends with a finished run.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from . import arch, corpus, evalset, export, model, tokenizer
+from .generators.turns import KINDS
+from .model import BLOCK, DEVICE, Model
+
+SHORT, LONG = (128, 512), (16, 4096)                    # rows x tokens of a step; both hold 65,536 tokens
+ANCHORS = 32                                            # draft anchors per 512 tokens
+USER_WEIGHT, KEY_WEIGHT = .02, 2.
+QUICK = ("definitions", "everyday", "commands", "geography", "sums_direct", "recall_near", "unknown_pseudo", "unknown_real", "out_of_scope")
+
+
+class Log:
+    def __init__(self, path: Path | None):
+        self.start, self.file = time.time(), open(path, "a") if path else None
+
+    def __call__(self, **fields) -> None:
+        line = json.dumps({"t": round(time.time() - self.start, 1), **fields})
+        print(line, flush=True)
+        if self.file:
+            self.file.write(line + "\n")
+            self.file.flush()
+
+
+# ---- data
+def _produce(queue, folder: str, seed: int, shape: tuple[int, int]) -> None:
+    torch.set_num_threads(1)
+    stream = corpus.Corpus(Path(folder), seed)
+    while True:
+        queue.put(stream.batch(*shape))
+
+
+def start_producers(folder: Path, shape: tuple[int, int], count: int, seed: int, depth: int):
+    """Forked worker processes that fill a queue with batches; call before the accelerator is touched."""
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue(depth)
+    workers = [context.Process(target=_produce, args=(queue, str(folder), seed + i, shape), daemon=True) for i in range(count)]
+    for worker in workers:
+        worker.start()
+    return queue, workers
+
+
+def _eval_rows(job: tuple[str, str, int, int, int]):
+    folder, name, rows, length, seed = job
+    return evalset.rows(name, corpus.Corpus(Path(folder), seed, held=True), rows, length)
+
+
+def to_device(batch: tuple[np.ndarray, ...]) -> list[torch.Tensor]:
+    """Small dtypes travel from pinned memory and are widened on the device."""
+    tensors = [torch.from_numpy(a) for a in batch]
+    if DEVICE == "cuda":
+        tensors = [t.pin_memory().to(DEVICE, non_blocking=True) for t in tensors]
+    return [t if i == 1 else t.long() for i, t in enumerate(tensors)]
+
+
+# ---- one forward with all losses
+class Trainer:
+    def __init__(self, folder: Path, args: argparse.Namespace):
+        self.args = args
+        path = folder / "tokenizer.json"
+        token_map, ids = tokenizer.compressed_map(path), tokenizer.marker_ids(path)
+        self.model = Model(token_map, ids[arch.SYSTEM], args.seed, args.long_shape[1])
+        self.eos = ids[arch.EOS]
+        groups: list[list] = [[], [], []]
+        for name, p in self.model.p.items():
+            groups[2 if name.endswith("table") else 0 if p.dim() > 1 and not name.endswith(("q_weight", "k_weight")) else 1].append(p)
+        lr = args.lr
+        self.optimizer = torch.optim.AdamW([
+            dict(params=groups[0], weight_decay=.05, base=lr), dict(params=groups[1], weight_decay=0., base=lr),
+            dict(params=groups[2], weight_decay=0., base=lr * 5)], lr=lr, betas=(.9, .95), eps=1e-8, fused=DEVICE == "cuda")
+        self.all = [p for g in groups for p in g]
+        self.fade = (.8 ** torch.arange(BLOCK)).to(DEVICE)
+
+    def _drop(self, code) -> torch.Tensor:
+        """Positions of user text whose rows are replaced from some n-gram order on: unseen n-grams must be harmless."""
+        rows, length = code.shape
+        share = torch.where(torch.rand(rows, 1, device=DEVICE) < .25, .8, self.args.row_noise)
+        hit = ((code & 7) == corpus.USER_TEXT) & (torch.rand(rows, length, device=DEVICE) < share)
+        return torch.where(hit, torch.randint(2, arch.NGRAM + 1, (rows, length), device=DEVICE), 0)
+
+    def forward(self, batch, f: float, dense: bool, train: bool = True) -> tuple[torch.Tensor, dict]:
+        """Total loss and what the log and the evaluation need. batch: arrays of `Corpus.pack` on the device."""
+        full, code, conv, reply = batch
+        ids, conv = full[:, :-1].contiguous(), conv[:, :-1].contiguous()
+        rows, length = ids.shape
+        target, after = full[:, 1:].contiguous(), code[:, 1:].long()
+        part = after & 7
+        weight = torch.where(part == corpus.KEY, KEY_WEIGHT, torch.where(part > corpus.USER_TEXT, 1., torch.where(part == corpus.USER_TEXT, USER_WEIGHT, 0.)))
+        drop = self._drop(code[:, :-1]) if train and self.args.row_noise else None
+        x, taps, kl = self.model.trunk(ids, conv, dense, train, drop)
+        ce, best = model.next_token_loss(x, self.model.p["head"], target.view(-1))
+        best = best.view(rows, length)
+        lm = (ce * weight.view(-1)).sum() / weight.sum()
+        chance = (part[:, :length - BLOCK - 1] > corpus.USER_TEXT).float() + 1e-6
+        noise = -(-torch.rand_like(chance).clamp_min(1e-20).log()).clamp_min(1e-20).log()
+        anchor = (chance.log() + noise).topk(ANCHORS * length // 512, -1).indices
+        target5 = best if f >= .6 or not train else target
+        taps_ = taps.detach() if f >= .9 else taps
+        dl, cb, d = self.drafts(full, ids, conv, taps_, anchor, target5, part)
+        loss = lm + .3 * kl + (.25 if f < .1 else .5) * dl + .1 * cb
+        return loss, dict(lm=lm, kl=kl, dl=dl, ce=ce, best=best, target=target, part=part, kind=after >> 3, reply=reply[:, 1:], taps=taps, **d)
+
+    def drafts(self, full, ids, conv, taps, anchor, target, part):
+        """Draft losses at the anchors: pending token ids[anchor], proposals for the five tokens after it."""
+        following = torch.stack([full.gather(1, anchor + d) for d in range(BLOCK + 1)], -1)
+        wanted = torch.stack([target.gather(1, anchor + d) for d in range(BLOCK)], -1)
+        valid = torch.stack([part.gather(1, anchor + d) > corpus.USER_TEXT for d in range(BLOCK)], -1).float().cumprod(-1)
+        ce, guess, conf = self.model.draft(ids, conv, taps, anchor, following, wanted)
+        w = self.fade * valid
+        hit = (guess.view(valid.shape) == wanted).float()
+        cb = (F.binary_cross_entropy_with_logits(conf.view(valid.shape), hit, reduction="none") * valid).sum() / (valid.sum() + 1e-6)
+        return (ce.view(valid.shape) * w).sum() / (w.sum() + 1e-6), cb, dict(anchor=anchor, hit=hit.detach(), valid=valid, conf=conf.detach().view(valid.shape))
+
+    def step(self, batch, f: float, rate: float, dense: bool, rounded: bool) -> tuple[torch.Tensor, dict, torch.Tensor]:
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base"] * rate
+        keep = self.model.round_weights() if rounded else None
+        loss, info = self.forward(batch, f, dense)
+        loss.backward()
+        if keep is not None:
+            self.model.restore(keep)
+        norm = torch.nn.utils.clip_grad_norm_(self.all, 1., foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for prefix, load in self.model.load.items():
+                self.model.bias[prefix + "ffn.bias"] += 1e-3 * torch.sign(1 - load)
+        return loss.detach(), {k: v.detach() for k, v in info.items()}, norm
+
+    # ---- evaluation: whole replies, the key, what follows the key
+    def evaluate(self, batches: dict[str, list], rounded: bool, accept: bool = False) -> dict:
+        keep = self.model.round_weights() if rounded else None
+        out = {}
+        try:
+            for name, batch in batches.items():
+                loss, info = self.forward(batch, 1., False, False)
+                info = {k: v.detach() for k, v in info.items()}
+                del loss
+                out[name] = self._score(info)
+                if accept:
+                    out[name]["tokens_per_verify"] = self.rounds(batch, info)
+        finally:
+            if keep is not None:
+                self.model.restore(keep)
+        return out
+
+    def _score(self, info: dict) -> dict:
+        reply, part, ok = info["reply"].reshape(-1), info["part"].reshape(-1), (info["best"] == info["target"]).reshape(-1)
+        n = int(reply.max()) + 1
+
+        def every(v):
+            return torch.ones(n, device=DEVICE).scatter_reduce(0, reply, v.float(), "amin")
+
+        counted = part > corpus.USER_TEXT
+        done = torch.zeros(n, device=DEVICE).scatter_reduce(0, reply, ((info["target"].reshape(-1) == self.eos) & counted).float(), "amax") > 0
+        keyed = torch.zeros(n, device=DEVICE).scatter_reduce(0, reply, (part == corpus.KEY).float(), "amax") > 0
+        done[0] = False
+        rate = lambda v, m: round(float(v[m].mean()), 4) if int(m.sum()) else None
+        result = dict(n=int(done.sum()), exact=rate(every(ok | ~counted), done), perplexity=round(math.exp(float(info["ce"][counted].mean())), 4))
+        if int((keyed & done).sum()):
+            result |= dict(key=rate(every(ok | (part != corpus.KEY)), keyed & done), fact=rate(every(ok | (part != corpus.FACT)), keyed & done),
+                           fact_perplexity=round(math.exp(float(info["ce"][part == corpus.FACT].mean())), 4))
+        full = info["valid"].sum(-1) >= BLOCK
+        if int(full.sum()):
+            prefix = info["hit"].cumprod(-1)[full]
+            result |= dict(accepted=round(float(prefix.sum(-1).mean()), 3))
+            kept_before = torch.cat([torch.ones_like(prefix[:, :1]), prefix[:, :-1]], 1)
+            gap = [(float((torch.sigmoid(info["conf"][full][:, j]) * kept_before[:, j]).sum() - (info["hit"][full][:, j] * kept_before[:, j]).sum())
+                    / max(1., float(kept_before[:, j].sum()))) for j in range(BLOCK)]
+            result |= dict(confidence_gap=[round(g, 3) for g in gap])
+        return result
+
+    def rounds(self, batch, info: dict) -> list[float]:
+        """Greedy drafting over every reply that the trunk itself would write: -> [tokens per verify, verifies]. The first token comes from prefill."""
+        full, _, conv, _ = batch
+        ids, conv = full[:, :-1].contiguous(), conv[:, :-1].contiguous()
+        rows, length = ids.shape
+        per = ANCHORS * length // 512
+        accept = torch.zeros(rows, length, dtype=torch.long, device=DEVICE)
+        for first in range(0, length, per):
+            anchor = (torch.arange(first, first + per, device=DEVICE).clamp(max=length - BLOCK - 2))[None].expand(rows, -1).contiguous()
+            _, _, d = self.drafts(full, ids, conv, info["taps"], anchor, info["best"], info["part"])
+            accept.scatter_(1, anchor, (d["hit"] * d["valid"]).cumprod(-1).sum(-1).long())
+        ok = (info["best"] == info["target"]).cpu().numpy()
+        reply, accept = info["reply"].cpu().numpy(), accept.cpu().numpy()
+        tokens = verifies = 0
+        for row in range(rows):
+            numbers = reply[row]
+            for number in np.unique(numbers[numbers > 0]):
+                at = np.flatnonzero(numbers == number)          # target positions: token at[i] + 1 of the row
+                if at[-1] - at[0] + 1 != len(at) or not ok[row, at].all() or at[-1] >= length - BLOCK - 2:
+                    continue
+                pending, last = at[0] + 1, at[-1] + 1           # the first token of the reply is pending after prefill
+                while pending < last:
+                    gain = min(int(accept[row, pending]) + 1, last - pending)
+                    tokens, verifies, pending = tokens + gain, verifies + 1, pending + gain
+        return [round(tokens / max(1, verifies), 3), verifies]
+
+
+def schedule(f: float, again: bool) -> float:
+    """Rate factor at elapsed share f: warm-up, plateau, linear decay to 2 %."""
+    top = .6 if again else 1.
+    fall = .5 if again else .65
+    return top * min(1, f / .03 + 1e-3) * (1 if f < fall else max(.02, 1 - (f - fall) / (1 - fall) * .98))
+
+
+def _sync() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def train(t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dict[str, list]) -> int:
+    """The training loop; -> steps taken."""
+    start, again, it, quick_at, snapshot, bad, scale = time.time(), args.again, 0, .25, None, 0, 1.
+    total = args.minutes * 60 - (start - log.start) - args.reserve
+    kinds = torch.zeros(len(KINDS), 2, device=DEVICE)
+    tick, ticks, waited = time.time(), 0, 0.
+    while True:
+        f = it / args.steps if args.steps else (time.time() - start) / total
+        if f >= 1:
+            break
+        is_long = long is not None and f > (0. if again else args.long_from) and it % args.long_every == args.long_every - 1
+        at = time.time()
+        batch = to_device((long if is_long else short).get())
+        waited += time.time() - at
+        loss, info, norm = t.step(batch, f, scale * schedule(f, again), f < .1 and not again, f >= (.15 if again else .55))
+        it, ticks = it + 1, ticks + 1
+        with torch.no_grad():
+            m = (info["part"] > corpus.USER_TEXT).float().view(-1)
+            kind = info["kind"].view(-1)
+            kinds[:, 0].index_add_(0, kind, info["ce"] * m)
+            kinds[:, 1].index_add_(0, kind, m)
+        if it % args.log_every == 0:
+            _sync()
+            value, spent = float(loss), time.time() - tick
+            per = (kinds[:, 0] / kinds[:, 1].clamp_min(1)).tolist()
+            loads = torch.stack([x for x in t.model.load.values()])
+            log(step=it, f=round(f, 3), loss=round(value, 4), lm=round(float(info["lm"]), 4), kl=round(float(info["kl"]), 3), draft=round(float(info["dl"]), 3),
+                norm=round(float(norm), 2), kinds={KINDS[i]: round(v, 3) for i, v in enumerate(per) if v}, load=[round(float(loads.min()), 2), round(float(loads.max()), 2)],
+                gate=[round(float(g), 3) for g in t.model.gate.values()], tok_s=int(ticks * args.short_shape[0] * args.short_shape[1] / spent), wait=round(waited, 2))
+            kinds.zero_()
+            tick, ticks, waited = time.time(), 0, 0.
+            if not math.isfinite(value):
+                bad, scale = bad + 1, scale * .5
+                log(nonfinite=bad)
+                if snapshot is None or bad > 3:
+                    break
+                with torch.no_grad():
+                    for name, kept in snapshot.items():
+                        t.model.p[name].copy_(kept)
+                t.optimizer.state.clear()
+            elif it % (4 * args.log_every) == 0:
+                snapshot = {k: p.detach().clone() for k, p in t.model.p.items()}
+        if f >= quick_at:
+            r = t.evaluate({k: sets[k] for k in QUICK if k in sets}, False)
+            log(quick=round(f, 2), **{k: [v["exact"], v.get("key"), v["n"]] for k, v in r.items()})
+            quick_at += .125
+            tick, ticks, waited = time.time(), 0, 0.
+    _sync()
+    seconds = time.time() - start
+    log(trained=it, seconds=round(seconds, 1), tokens=it * args.short_shape[0] * args.short_shape[1], tok_s=int(it * args.short_shape[0] * args.short_shape[1] / seconds))
+    return it
+
+
+def final_evaluation(t: Trainer, log: Log, sets: dict[str, list]) -> None:
+    for name, result in t.evaluate(sets, True, accept=True).items():
+        log(final=name, weights="rounded", **result)
+    some = {k: sets[k] for k in ("definitions", "everyday", "geography") if k in sets}
+    for name, result in t.evaluate(some, False).items():
+        log(final=name, weights="float32", **result)
+    for mode in ("off", "shuffled"):
+        t.model.engram_mode = mode
+        for name, result in t.evaluate({k: sets[k] for k in ("definitions", "geography", "commands") if k in sets}, True).items():
+            log(final=name, weights="rounded", engram=mode, **result)
+    t.model.engram_mode, t.model.entries = "on", False
+    for name, result in t.evaluate({k: sets[k] for k in ("needle_4k", "needle_2k", "recall_far") if k in sets}, True).items():
+        log(final=name, weights="rounded", entries="masked", **result)
+    t.model.entries = True
+
+
+def save(t: Trainer, folder: Path) -> dict[str, str]:
+    """The release shards of the masters (the exporter rounds exactly as `round_weights`)."""
+    p = {k: v.detach().float().cpu().numpy() for k, v in t.model.p.items()}
+    return export.write_weights(folder, p, {k: v.cpu().numpy() for k, v in t.model.bias.items()})
+
+
+def options() -> argparse.Namespace:
+    a = argparse.ArgumentParser(description=__doc__)
+    add = a.add_argument
+    add("--data", type=Path, required=True)
+    add("--out", type=Path, required=True)
+    add("--state", type=Path)
+    add("--minutes", type=float, default=9.)
+    add("--reserve", type=float, default=45., help="seconds kept for the evaluation and the export")
+    add("--continue", dest="again", action="store_true", help="go on from --state or --start with a second, gentler schedule")
+    add("--start", type=Path, help="pack folder whose weights are the start values")
+    add("--lr", type=float, default=2e-3)
+    add("--row-noise", type=float, default=.2)
+    add("--long-from", type=float, default=.2)
+    add("--long-every", type=int, default=4)
+    add("--workers", type=int, default=11)
+    add("--seed", type=int, default=arch.SEED)
+    add("--stream-seed", type=int, default=1000)
+    add("--steps", type=int, default=0, help="fixed number of steps instead of the clock (tests)")
+    add("--log-every", type=int, default=50)
+    add("--tiny", action="store_true", help="small rows, for a test on the CPU")
+    args = a.parse_args()
+    args.short_shape, args.long_shape = ((4, 128), (1, 512)) if args.tiny else (SHORT, LONG)
+    return args
+
+
+def run(args: argparse.Namespace) -> None:
+    args.out.mkdir(parents=True, exist_ok=True)
+    log = Log(args.out / "log.jsonl")
+    log(command=" ".join(["python -m dsv41chat.nano.train", *(a for a in sys.argv[1:] if not a.startswith("/"))]), corpus=json.loads((args.data / "corpus.json").read_text()))
+    short, workers = start_producers(args.data, args.short_shape, args.workers, args.stream_seed, 48)
+    long, more = start_producers(args.data, args.long_shape, max(1, args.workers // 5), args.stream_seed + 500, 10)
+    workers += more
+    names = list(evalset.SETS) if not args.tiny else ["definitions", "sums_direct"]
+    shapes = {n: args.short_shape if evalset.SETS[n][2] == 512 else args.long_shape for n in names}
+    pool = multiprocessing.get_context("fork").Pool(4 if not args.tiny else 1)
+    made = pool.map_async(_eval_rows, [(str(args.data), n, *shapes[n], 990 + i) for i, n in enumerate(names)], chunksize=1)
+    try:
+        if DEVICE == "cpu":
+            torch.set_num_threads(1)
+        torch.manual_seed(args.seed)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        _dynamo_limits()
+        t = Trainer(args.data, args)
+        count = lambda test: sum(p.numel() for k, p in t.model.p.items() if test(k))
+        log(device=torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu", torch=torch.__version__, python=sys.version.split()[0], cores=os.cpu_count(),
+            trunk=count(lambda k: "table" not in k and not k.startswith("mtp")), tables=count(lambda k: "table" in k), drafter=count(lambda k: k.startswith("mtp")))
+        _warm(t, log, short, long)
+        _load(t, args, log)
+        sets = {n: to_device(rows) for n, rows in zip(names, made.get())}
+        steps = train(t, args, log, short, long, sets)
+        log(shards=save(t, args.out), steps=steps)
+        if args.state:
+            args.state.mkdir(parents=True, exist_ok=True)
+            torch.save(dict(p={k: v.detach() for k, v in t.model.p.items()}, bias=t.model.bias, optimizer=t.optimizer.state_dict()), args.state / "state.pt")
+            log(state="saved")
+        final_evaluation(t, log, sets)
+        log(done=True, seconds=round(time.time() - log.start, 1))
+    finally:
+        for worker in workers:
+            worker.terminate()
+        pool.terminate()
+
+
+def _dynamo_limits() -> None:
+    import torch._dynamo as dynamo
+
+    for name in ("cache_size_limit", "recompile_limit", "accumulated_cache_size_limit", "accumulated_recompile_limit"):
+        if hasattr(dynamo.config, name):
+            setattr(dynamo.config, name, 256)
+
+
+def _warm(t: Trainer, log: Log, short, long) -> None:
+    """Compile every shape with rate 0 before the clock of the schedule starts; leaves no trace in weights, moments or biases."""
+    for name, queue in (("512", short), ("4096", long)):
+        at = time.time()
+        batch = to_device(queue.get())
+        loss, info, norm = t.step(batch, .7, 0., False, True)
+        _sync()
+        log(warm=name, seconds=round(time.time() - at, 1), loss=round(float(loss), 3), norm=round(float(norm), 3),
+            memory=round(torch.cuda.max_memory_allocated() / 2**30, 1) if DEVICE == "cuda" else 0)
+    t.optimizer.state.clear()
+    with torch.no_grad():
+        for bias in t.model.bias.values():
+            bias.zero_()
+
+
+def _load(t: Trainer, args: argparse.Namespace, log: Log) -> None:
+    if not args.again:
+        return
+    with torch.no_grad():
+        if args.start:
+            p, bias = export.read_weights(args.start)
+            for values, own in ((p, t.model.p), (bias, t.model.bias)):
+                for name, value in values.items():
+                    own[name].copy_(torch.from_numpy(np.ascontiguousarray(value)))
+        else:
+            state = torch.load(args.state / "state.pt", map_location=DEVICE)
+            for values, own in ((state["p"], t.model.p), (state["bias"], t.model.bias)):
+                for name, value in values.items():
+                    own[name].copy_(value)
+            t.optimizer.load_state_dict(state["optimizer"])
+    log(continued=True)
+
+
+def main() -> None:
+    code = 0
+    try:
+        run(options())
+    except BaseException:                                 # the traceback must reach the log before the workers are gone
+        import traceback
+
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
