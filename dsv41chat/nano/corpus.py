@@ -23,7 +23,7 @@ EFFORT = "Reasoning Effort: {n} (range 1-100, the higher the value, the more tho
 # Parts of a token's code: no loss, user text, reply, the key inside a reply, what follows the key.
 NONE, USER_TEXT, REPLY, KEY, FACT = range(5)
 
-_MIX = (("word", .31), ("unkword", .09), ("python", .055), ("command", .055), ("geo", .085), ("element", .035), ("quantity", .125), ("memory", .12), ("meta", .025),
+_MIX = (("word", .3), ("unkword", .1), ("python", .05), ("command", .05), ("geo", .1), ("element", .035), ("quantity", .15), ("memory", .09), ("meta", .02),
         ("talk", .045), ("scope", .055))
 
 
@@ -85,7 +85,7 @@ class Corpus:
 
     def conversation(self) -> Conversation:
         rng = self.rng
-        if rng.random() < .1:
+        if rng.random() < .2:
             return self.session()
         roll = rng.random()
         count = 1 if roll < .38 else 2 if roll < .56 else rng.randint(3, 5) if roll < .8 else rng.randint(6, 14)
@@ -223,7 +223,7 @@ class Corpus:
                 if rng.random() < .7:
                     return self.paste(int(room * rng.uniform(.5, .93)) - 120 if rng.random() < .6 else rng.randint(100, max(101, room - 200)))
                 return self.conversation()
-            if room > 300 and rng.random() < .07:
+            if room > 300 and rng.random() < .1:
                 return self.paste(rng.randint(10, room - 160))
             return self.conversation()
 

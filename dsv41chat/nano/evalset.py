@@ -93,7 +93,7 @@ def _correction(corpus: Corpus) -> Conversation:
         key = turns[0].topic
         state.told[key] = memory.value_for(corpus.world, key)
         user = carrier.message(corpus.world, carrier.core_of(corpus.world, "tell", 0), keys={"v": state.told[key], "k": key}, stories=False)
-        turns.append(Turn(user, f"Noted, your {key} is {state.told[key]}.", "correct", topic=key))
+        turns.append(Turn(user, f"Your {key} is {state.told[key]}, noted.", "correct", topic=key))
     turns += _distract(corpus, state, corpus.rng.randint(0, 2))
     turns.append(memory.recall(corpus.world, state, turns[0].topic))
     return Conversation(turns, train_all=False)
@@ -159,7 +159,7 @@ def _everyday(corpus: Corpus) -> Conversation:
 # name -> (maker, bar, tokens a row needs: 512 or 4096)
 SETS: dict[str, tuple[Maker, float, int]] = {
     "definitions": (_of("word"), .90, 512), "python": (_of("python"), .92, 512), "commands": (_of("command"), .92, 512), "geography": (_of("geo"), .92, 512),
-    "elements": (_of("element"), .92, 512), "sums_thinking": (_plus_minus_thinking, .97, 512), "sums_direct": (_plus_minus_direct, .95, 512),
+    "elements": (_of("element"), .92, 512), "sums_thinking": (_plus_minus_thinking, .97, 512), "sums_chat": (_plus_minus_direct, .95, 512),
     "times": (_times, .95, 512), "times_thinking": (_times_thinking, .80, 512), "division": (_divide, .90, 512), "conversions": (_convert, .90, 512),
     "recall_near": (_recall(0, 3), .97, 512), "recall_far": (_recall(4, 12), .92, 512), "correction": (_correction, .85, 512), "not_told": (_missing, .85, 512),
     "needle_512": (_needle(480), .95, 512), "needle_1k": (_needle(1000), .93, 4096), "needle_2k": (_needle(2000), .90, 4096), "needle_4k": (_needle(4000), .85, 4096),

@@ -84,7 +84,7 @@ def wordnet() -> tuple[list, list[str], list[str]]:
             unknown[lemma] = None
     shuffled = sorted(list(unknown)[:UNKNOWN], key=lambda w: hashlib.sha256(w.encode()).digest())
     listed = sorted(w for w in BLOCKED_WORDS if w.isalpha())
-    train = [w for w in shuffled if not in_test_part("word|" + w)] + [w for w in listed if not in_test_part("word|" + w)]
+    train = [w for w in shuffled if not in_test_part("word|" + w)] + listed * 3
     test = [w for w in shuffled if in_test_part("word|" + w)]
     return [[k, v] for k, v in words.items()], train, test
 

@@ -28,7 +28,7 @@ from .model import BLOCK, DEVICE, Model
 SHORT, LONG = (128, 512), (16, 4096)                    # rows x tokens of a step; both hold 65,536 tokens
 ANCHORS = 32                                            # draft anchors per 512 tokens
 USER_WEIGHT, KEY_WEIGHT = .02, 2.
-QUICK = ("definitions", "everyday", "commands", "geography", "sums_direct", "recall_near", "unknown_pseudo", "unknown_real", "out_of_scope")
+QUICK = ("definitions", "everyday", "commands", "geography", "sums_chat", "recall_near", "unknown_pseudo", "unknown_real", "out_of_scope")
 
 
 class Log:
@@ -218,11 +218,9 @@ class Trainer:
         return [round(tokens / max(1, verifies), 3), verifies]
 
 
-def schedule(f: float, again: bool) -> float:
+def schedule(f: float, fall: float = .6) -> float:
     """Rate factor at elapsed share f: warm-up, plateau, linear decay to 2 %."""
-    top = .6 if again else 1.
-    fall = .5 if again else .65
-    return top * min(1, f / .03 + 1e-3) * (1 if f < fall else max(.02, 1 - (f - fall) / (1 - fall) * .98))
+    return min(1, f / .03 + 1e-3) * (1 if f < fall else max(.02, 1 - (f - fall) / (1 - fall) * .98))
 
 
 def _sync() -> None:
@@ -230,21 +228,23 @@ def _sync() -> None:
         torch.cuda.synchronize()
 
 
-def train(t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dict[str, list]) -> int:
-    """The training loop; -> steps taken."""
-    start, again, it, quick_at, snapshot, bad, scale = time.time(), args.again, 0, .25, None, 0, 1.
-    total = args.minutes * 60 - (start - log.start) - args.reserve
+def train(t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dict[str, list], before: float = 0., first: int = 0) -> tuple[int, float]:
+    """The training loop, from `before` seconds and `first` steps of earlier commands on; -> steps and seconds so far."""
+    start, it, snapshot, bad, scale = time.time(), first, None, 0, 1.
+    room = args.minutes * 60 - (start - log.start) - args.reserve
+    total = args.total if args.total > before + room else before + room
+    quick_at = [q for q in (.25, .5, .75, .9) if q > before / total]
     kinds = torch.zeros(len(KINDS), 2, device=DEVICE)
     tick, ticks, waited = time.time(), 0, 0.
     while True:
-        f = it / args.steps if args.steps else (time.time() - start) / total
-        if f >= 1:
+        f = it / args.steps if args.steps else (before + time.time() - start) / total
+        if f >= 1 or (not args.steps and time.time() - start > room):
             break
-        is_long = long is not None and f > (0. if again else args.long_from) and it % args.long_every == args.long_every - 1
+        is_long = long is not None and f > args.long_from and it % args.long_every == args.long_every - 1
         at = time.time()
         batch = to_device((long if is_long else short).get())
         waited += time.time() - at
-        loss, info, norm = t.step(batch, f, scale * schedule(f, again), f < .1 and not again, f >= (.15 if again else .55))
+        loss, info, norm = t.step(batch, f, scale * schedule(f), f < .06, f >= .5)
         it, ticks = it + 1, ticks + 1
         with torch.no_grad():
             m = (info["part"] > corpus.USER_TEXT).float().view(-1)
@@ -272,15 +272,16 @@ def train(t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dic
                 t.optimizer.state.clear()
             elif it % (4 * args.log_every) == 0:
                 snapshot = {k: p.detach().clone() for k, p in t.model.p.items()}
-        if f >= quick_at:
+        if quick_at and f >= quick_at[0]:
             r = t.evaluate({k: sets[k] for k in QUICK if k in sets}, False)
             log(quick=round(f, 2), **{k: [v["exact"], v.get("key"), v["n"]] for k, v in r.items()})
-            quick_at += .125
+            quick_at.pop(0)
             tick, ticks, waited = time.time(), 0, 0.
     _sync()
     seconds = time.time() - start
-    log(trained=it, seconds=round(seconds, 1), tokens=it * args.short_shape[0] * args.short_shape[1], tok_s=int(it * args.short_shape[0] * args.short_shape[1] / seconds))
-    return it
+    batch_tokens = args.short_shape[0] * args.short_shape[1]
+    log(trained=it, share=round(f, 4), seconds=round(before + seconds, 1), tokens=it * batch_tokens, tok_s=int((it - first) * batch_tokens / seconds))
+    return it, before + seconds
 
 
 def final_evaluation(t: Trainer, log: Log, sets: dict[str, list]) -> None:
@@ -313,11 +314,11 @@ def options() -> argparse.Namespace:
     add("--state", type=Path)
     add("--minutes", type=float, default=9.)
     add("--reserve", type=float, default=45., help="seconds kept for the evaluation and the export")
-    add("--continue", dest="again", action="store_true", help="go on from --state or --start with a second, gentler schedule")
-    add("--start", type=Path, help="pack folder whose weights are the start values")
+    add("--total", type=float, default=0., help="training seconds of all commands together, when this one is not the last")
+    add("--resume", action="store_true", help="go on with the schedule where --state stopped")
     add("--lr", type=float, default=2e-3)
     add("--row-noise", type=float, default=.2)
-    add("--long-from", type=float, default=.2)
+    add("--long-from", type=float, default=.12)
     add("--long-every", type=int, default=4)
     add("--workers", type=int, default=11)
     add("--seed", type=int, default=arch.SEED)
@@ -337,7 +338,7 @@ def run(args: argparse.Namespace) -> None:
     short, workers = start_producers(args.data, args.short_shape, args.workers, args.stream_seed, 48)
     long, more = start_producers(args.data, args.long_shape, max(1, args.workers // 5), args.stream_seed + 500, 10)
     workers += more
-    names = list(evalset.SETS) if not args.tiny else ["definitions", "sums_direct"]
+    names = list(evalset.SETS) if not args.tiny else ["definitions", "sums_chat"]
     shapes = {n: args.short_shape if evalset.SETS[n][2] == 512 else args.long_shape for n in names}
     pool = multiprocessing.get_context("fork").Pool(4 if not args.tiny else 1)
     made = pool.map_async(_eval_rows, [(str(args.data), n, *shapes[n], 990 + i) for i, n in enumerate(names)], chunksize=1)
@@ -352,15 +353,17 @@ def run(args: argparse.Namespace) -> None:
         log(device=torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu", torch=torch.__version__, python=sys.version.split()[0], cores=os.cpu_count(),
             trunk=count(lambda k: "table" not in k and not k.startswith("mtp")), tables=count(lambda k: "table" in k), drafter=count(lambda k: k.startswith("mtp")))
         _warm(t, log, short, long)
-        _load(t, args, log)
+        before, first = _resume(t, args, log) if args.resume else (0., 0)
         sets = {n: to_device(rows) for n, rows in zip(names, made.get())}
-        steps = train(t, args, log, short, long, sets)
+        steps, elapsed = train(t, args, log, short, long, sets, before, first)
         log(shards=save(t, args.out), steps=steps)
-        if args.state:
+        if args.total > elapsed:                          # another command follows
             args.state.mkdir(parents=True, exist_ok=True)
-            torch.save(dict(p={k: v.detach() for k, v in t.model.p.items()}, bias=t.model.bias, optimizer=t.optimizer.state_dict()), args.state / "state.pt")
+            torch.save(dict(p={k: v.detach() for k, v in t.model.p.items()}, bias=t.model.bias, optimizer=t.optimizer.state_dict(), elapsed=elapsed, steps=steps),
+                       args.state / "state.pt")
             log(state="saved")
-        final_evaluation(t, log, sets)
+        else:
+            final_evaluation(t, log, sets)
         log(done=True, seconds=round(time.time() - log.start, 1))
     finally:
         for worker in workers:
@@ -391,22 +394,16 @@ def _warm(t: Trainer, log: Log, short, long) -> None:
             bias.zero_()
 
 
-def _load(t: Trainer, args: argparse.Namespace, log: Log) -> None:
-    if not args.again:
-        return
+def _resume(t: Trainer, args: argparse.Namespace, log: Log) -> tuple[float, int]:
+    """Masters, router biases and moments of --state; -> training seconds and steps so far."""
+    state = torch.load(args.state / "state.pt", map_location=DEVICE)
     with torch.no_grad():
-        if args.start:
-            p, bias = export.read_weights(args.start)
-            for values, own in ((p, t.model.p), (bias, t.model.bias)):
-                for name, value in values.items():
-                    own[name].copy_(torch.from_numpy(np.ascontiguousarray(value)))
-        else:
-            state = torch.load(args.state / "state.pt", map_location=DEVICE)
-            for values, own in ((state["p"], t.model.p), (state["bias"], t.model.bias)):
-                for name, value in values.items():
-                    own[name].copy_(value)
-            t.optimizer.load_state_dict(state["optimizer"])
-    log(continued=True)
+        for values, own in ((state["p"], t.model.p), (state["bias"], t.model.bias)):
+            for name, value in values.items():
+                own[name].copy_(value)
+    t.optimizer.load_state_dict(state["optimizer"])
+    log(resumed=state["steps"], elapsed=round(state["elapsed"], 1))
+    return state["elapsed"], state["steps"]
 
 
 def main() -> None:

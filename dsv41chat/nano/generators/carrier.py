@@ -5,7 +5,7 @@ Whatever noise makes of a training core is checked again: a wording of the test 
 """
 from __future__ import annotations
 
-from ..tables.wording import PLAIN
+from ..tables.wording import CARRIER, PLAIN
 from .grammar import normal, rules
 from .world import World
 
@@ -50,6 +50,27 @@ def soup(core: str, rng) -> str:
     for _ in range(rng.randint(0, 7)):
         words.insert(rng.randrange(len(words) + 1), rng.choice(PLAIN))
     return " ".join(words)
+
+
+def carrier_soup(world: World, table: str, key: str) -> str:
+    """The key among everyday words, sometimes inside a core: it is the one word that people do not say in passing."""
+    rng = world.rng
+    rule = rules(table)
+    while True:
+        before = [rng.choice(CARRIER if rng.random() < .6 else PLAIN) for _ in range(rng.randint(0, 7))]
+        behind = [rng.choice(CARRIER if rng.random() < .6 else PLAIN) for _ in range(rng.randint(0, 5))]
+        inner = _SLOT if rng.random() < .7 else shake(rule.draw(rng, False), rng)
+        core = " ".join((*before, inner, *behind))
+        if _SLOT in core and not rule.is_held(core) and not rule.is_held(inner) and key not in before and key not in behind:
+            break
+    if rng.random() < .4:
+        core = core[:1].upper() + core[1:]
+    for mark in (",", ".", ":", " -", ",", "?", "!"):
+        if rng.random() < .12 and " " in core:
+            at = [i for i, c in enumerate(core) if c == " " and i]
+            i = rng.choice(at)
+            core = core[:i] + mark + core[i:]
+    return core.replace(_SLOT, key, 1) + rng.choice(_CLOSERS)
 
 
 def core_of(world: World, intent: str, noise: float) -> str:
@@ -137,4 +158,4 @@ def simple(world: World, text: str) -> str:
     return text + rng.choice(_CLOSERS) if text[-1:] not in ".?!" else text
 
 
-__all__ = ["core_of", "lemma_soup", "message", "normal", "shake", "simple", "soup", "story"]
+__all__ = ["carrier_soup", "core_of", "lemma_soup", "message", "normal", "shake", "simple", "soup", "story"]

@@ -18,6 +18,8 @@ def _invented(world: World) -> str:
 def value_for(world: World, key: str) -> str:
     """A value that fits the key; invented names and words keep copying general."""
     rng = world.rng
+    if not world.held and rng.random() < .35 and not key.endswith("number") and key not in ("age", "shopping list", "code", "door code", "shoe size"):
+        return rng.choice((world.word, lambda: rng.choice(world.unknown), lambda: world.pseudo(3, 9)))()      # copy, whatever the kind
     if key in ("name", "dog", "cat", "teacher", "boss", "sister", "brother"):
         return rng.choice(world.first_names) if rng.random() < .5 else _invented(world)
     if key in ("city", "hometown"):
@@ -73,7 +75,7 @@ def tell(world: World, state: State) -> Turn:
         value = shown if key not in ("name", "city", "hometown", "dog", "cat", "teacher", "boss", "sister", "brother", "birthday month", "street", "team", "password") else shown.capitalize()
     again = key in state.told
     state.told[key] = value
-    return Turn(user, f"Noted, your {key} is {value}.", "correct" if again else "told", "", f"told: {key}")
+    return Turn(user, f"Your {key} is {value}, noted.", "correct" if again else "told", "", f"told: {key}")
 
 
 def told(world: World, state: State) -> Turn:
@@ -95,7 +97,7 @@ def correct(world: World, state: State) -> Turn:
             break
     state.told[key] = value
     user = message(world, core, keys={"v": value, "k": _spelled(world, key)}, stories=False)
-    return Turn(user, f"Noted, your {key} is {value}.", "correct", "", f"told: {key}", topic=key)
+    return Turn(user, f"Your {key} is {value}, noted.", "correct", "", f"told: {key}", topic=key)
 
 
 def recall(world: World, state: State, key: str | None = None) -> Turn:
@@ -111,7 +113,7 @@ def not_told(world: World, state: State) -> Turn:
     key = next(k for k in iter(lambda: some_key(world), None) if k not in state.told)
     intent = "ask_name" if key == "name" and rng.random() < .15 else "ask"
     user = message(world, core_of(world, intent, .1), keys={"k": _spelled(world, key)}, stories=rng.random() < .3)
-    return Turn(user, f"You have not told me your {key}, so I don't know it.", "nottold", "", f"not told: {key}")
+    return Turn(user, f"Your {key} is unknown to me, I don't know it: you have not told me.", "nottold", "", f"not told: {key}")
 
 
 def memory(world: World, state: State) -> Turn:

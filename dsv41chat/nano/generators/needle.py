@@ -49,14 +49,14 @@ def paste(world: World, budget: int, cost, depth: float | None = None, missing: 
         fill.append(text)
         used += cost(text) + 1
     taken: set[str] = set()
-    needles = [(_name(world, taken), _code(world)) for _ in range(rng.randint(1, 3))]
+    needles = [(_name(world, taken), _code(world)) for _ in range(rng.randint(1, 3) if depth is not None else rng.randint(1, 6))]
     for i, (name, code) in enumerate(needles):
         text = rules("needle").draw(rng, world.held).replace("{}", name).replace("{v}", code)
         place = rng.randrange(len(fill) + 1) if depth is None or i else round(depth * len(fill))
         fill.insert(place, text[:1].upper() + text[1:])
-    asked = needles if depth is None else needles[:1]
-    if rng.random() < missing:
-        asked = [(_name(world, taken), "")]
+    asked = rng.sample(needles, len(needles)) if depth is None else needles[:1]
+    if missing and rng.random() < 2 * missing:
+        asked.insert(rng.randrange(len(asked) + 1), (_name(world, taken), ""))
     turns = []
     for i, (name, code) in enumerate(asked):
         user = message(world, core_of(world, "needle_ask", .15), key=name, stories=False)

@@ -106,7 +106,7 @@ def _pair(world: World, low_a: int, high_a: int, low_b: int, high_b: int, free: 
 
 
 def sums(world: World, thinking: bool, digits: int | None = None) -> Turn:
-    """+ and -: operands below 100 directly, larger ones (up to 4 digits) by columns."""
+    """+ and -: operands up to 10 directly, larger ones (up to 4 digits) by columns; without thinking the columns stand in the answer."""
     rng = world.rng
     size = digits or rng.choice((2, 2, 3, 3, 4) if world.held else (1, 2, 2, 2, 3, 3, 3, 4))
     top = 10**size - 1
@@ -118,8 +118,8 @@ def sums(world: World, thinking: bool, digits: int | None = None) -> Turn:
             sign = "+"
             a, b = b, a
     working = add_steps(a, b) if sign == "+" else subtract_steps(a, b)
-    large = max(a, b) > 99
-    return _turn(world, a, b, sign, "sumthink" if thinking or large else "sum", working, large and not thinking)
+    small = max(a, b) <= 10
+    return _turn(world, a, b, sign, "sumthink" if thinking else "sum", working, not small and not thinking)
 
 
 def products(world: World, thinking: bool, wide: bool | None = None) -> Turn:
@@ -173,7 +173,7 @@ def temperature(world: World) -> Turn:
         steps = f"{value} - 32 = {value - 32}; divided by 1.8 = {_signed(result)}."
     words = {"Celsius": ("degrees Celsius", "C", "celsius", "degrees C", "°C"), "Fahrenheit": ("degrees Fahrenheit", "F", "fahrenheit", "degrees F", "°F")}
     user = message(world, core_of(world, "convert", .15), keys={"to": rng.choice(words[target])}, key=f"{value} {rng.choice(words[source])}")
-    answer = f"{value} degrees {source} is {_signed(result)} degrees {target}."
+    answer = f"In degrees {target}, {value} degrees {source} are {_signed(result)}."
     return Turn(user, answer, "convert", "", steps, short=answer)
 
 
@@ -194,11 +194,11 @@ def convert(world: World) -> Turn:
         shown = rng.choice(("1", "a" if one[0] not in "aeiouh" or one == "horsepower" or one == "hectare" else "an", "one"))
     result = in_words(factor * count)
     first = f"{count} {one if count == 1 else many}"
-    answer = f"{first} {'is' if count == 1 else 'are'} {result} {other if result == '1' else others}."
+    answer = f"In {others}, {first} {'is' if count == 1 else 'are'} {result}."
     steps = f"1 {one} = {in_words(factor)} {others}; times {count} = {result}."
     user = message(world, core_of(world, "convert", .15), keys={"to": _spoken(world, other, others, "2")}, key=f"{shown} {_spoken(world, one, many, shown)}")
     return Turn(user, answer, "convert", "", steps, short=answer)
 
 
 def quantity(world: World, state: State, thinking: bool) -> Turn:
-    return arithmetic(world, thinking) if world.rng.random() < .7 else convert(world)
+    return arithmetic(world, thinking) if world.rng.random() < .64 else convert(world)

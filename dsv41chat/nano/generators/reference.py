@@ -93,7 +93,8 @@ def capital(world: World, state: State) -> Turn:
     asked = city if right else other["capital"]
     right = asked == city
     user = message(world, core_of(world, "capital_check", .05), keys={"city": _cased(world, asked)}, key=_cased(world, name))
-    return Turn(user, f"{'Yes' if right else 'No'}, the capital of {name} is {city}.", "geo", "", f"country: {name}")
+    key = f"The capital of {name} is"
+    return Turn(user, f"{key} {city}, so {'yes' if right else 'no'}.", "geo", key, f"country: {name}")
 
 
 def city(world: World, state: State) -> Turn:

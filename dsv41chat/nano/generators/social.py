@@ -11,9 +11,15 @@ from .turns import State, Turn
 from .world import World
 
 
+# Small talk is short; what surrounds it makes a wording of the test part a new combination instead of a new meaning.
+_AROUND = "[|||||so |and |well, |oh |hey, |nano, |ok, ]@[||||| nano| my friend| today| buddy| then| little one| mate| please| again| now]"
+
+
 @cache
 def _tables(kind: str) -> tuple[tuple[Rules, str], ...]:
-    return tuple((Rules(f"{kind}{i}", rules), reply) for i, (rules, reply) in enumerate(TALK if kind == "talk" else SCOPE))
+    if kind == "scope":
+        return tuple((Rules(f"{kind}{i}", rules), reply) for i, (rules, reply) in enumerate(SCOPE))
+    return tuple((Rules(f"{kind}{i}", tuple(_AROUND.replace("@", rule) for rule in rules)), reply) for i, (rules, reply) in enumerate(TALK))
 
 
 def talk(world: World, state: State) -> Turn:

@@ -1,7 +1,7 @@
 """Words: definitions of known ones, and an honest answer for words that are not in the dictionary. Both begin by repeating the word."""
 from __future__ import annotations
 
-from .carrier import core_of, lemma_soup, message
+from .carrier import carrier_soup, core_of, lemma_soup, message
 from .grammar import rules
 from .turns import State, Turn
 from .world import World
@@ -31,8 +31,10 @@ def ask(world: World, word: str, state: State) -> str:
     if style < .06:
         return shown + rng.choice(("", "", "?", ".", "!", "??", " ?"))
     core = core_of(world, "define", .3)
-    if style < .2:
+    if style < .16:
         return lemma_soup(world, core, shown)
+    if style < .32:
+        return carrier_soup(world, "define", shown)
     return message(world, core, key=shown, quote=True)
 
 

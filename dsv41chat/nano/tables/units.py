@@ -72,7 +72,7 @@ SHORT = {"kilometre": ("km",), "metre": ("m",), "centimetre": ("cm",), "millimet
          "ounce": ("oz",), "litre": ("l",), "millilitre": ("ml",), "inch": ("in",), "foot": ("ft",), "hour": ("h",), "minute": ("min",), "second": ("sec",),
          "megabyte": ("MB",), "gigabyte": ("GB",), "kilobyte": ("kB",), "mile": ("mi",)}
 AMERICAN = {"metre": "meter", "litre": "liter"}
-COUNTS = (*range(1, 21), 24, 25, 30, 40, 50, 60, 70, 75, 80, 90, 100, 120, 150, 200, 250, 300, 400, 500, 1000)
+COUNTS = (*range(1, 13), 15, 20, 25, 50, 100, 200, 500, 1000)
 
 
 def in_words(value: F) -> str:

@@ -403,3 +403,56 @@ STORIES = """
 [the text|the sentence|the line|it|my book] [says|reads|goes]: [the|a] {w} [|of the {w}] [is|was|has|will] [the|a|no|] {w} [|in {w}].
 [long|short|funny|strange|old|nice] [story|day|book|text|sentence] [about|with|of] [a|the] {w}[.|,] [|and {w}.]
 """
+
+# Everyday words of requests: noise around a key is drawn from here, so that no single carrier word is ever a surprise.
+CARRIER: tuple[str, ...] = tuple(sorted(set("""
+able about above absolutely accurate across actual add advice afraid after afternoon ago agree ahead all almost alone along already alright although always amazing among and announce annoying another anybody anyhow anyone
+anything anyway apart apparently appear appreciate approach around article aside assist assume assuming author available aware away awesome awful back background bad barely based basic basics basically be bear beat because
+become been before beginner begin behind being believe below bet better between beyond big bit blank blog book bored both bother brain break brief briefly bring broad brother brush buddy business busy buzz came care careful
+carry case casual catch certain chance change chapter chat cheat check child choose claim class clean clear clearly clever close clue coach coffee colleague column come comes comfortable coming comment common compare
+complete completely complicated concept concise confess confuse confused confusing consider context conversation cool correct could count couple course cousin crack crazy crossword curious current dad daily dare date
+daughter day dead deal dear decent decide deep degree depth describe desk despite detail details dictionary difference different difficult dig direct discuss doc document doubt down draft draw drop dude dumb dummy during each
+earlier early easily easy edit editor educate either elaborate else email encounter end english enjoy enlighten enough entire especially essay even evening ever every everybody everyone everything everywhere evidently exact
+exam example excellent exist expect expert express extra fact fair fairly fall familiar family fancy far fascinating fast favor feel feeling few figure file fill final finally find finish first fit fix flash folks follow forgive form
+former forward free fresh friend from full fun funny further game gather general generally gentle genuine gets giant girl given gives glad glance glossary goes going gonna gotta grab grade grammar grandma grandpa grasp grateful
+great group guide guy guys half hand handy hang happen happy hard hardly head headline hear hell helpful hence hey hidden high hint hints history hit hold home homework honest hope hopefully hour huge humble hundred hurry idea ideal
+ignorant imagine impossible include indeed info informal informed insight instance instead intend interest interested interesting internet into introduce intro involve issue item jargon job joke journal judge jump just keep kid
+kids kind knowledge known language large last late lately later laugh layman lead learn least leave lecture lesson letter level library lie life light likely limit listen literally live load local lol lost lot lots loud love low lowdown
+luck lucky lunch mad magazine mail main make manage mark market master matter maybe meant meanwhile memo memory mention mess message middle might mind minute miss missing mistake mix moment month mood moreover morning mostly mother
+move much mum must name native near nearly neat need neither never new newbie news newspaper nice night nobody none noob nor normal normally note notes notebook nothing notice novel now number obscure obvious obviously odd offer often
+old once only open opinion option order ordinary other otherwise ought out outline over overall own page paper paragraph pardon parent part particular pass passage past patient pause pay people perfect perhaps person phrase pick picture
+piece place plain plan play pleasant plenty plot point polite pop possible post practice practical precise precisely prefer prepare present pretend pretty previous probably problem professor project promise proper properly proud
+prove provide public pupil purpose put puzzle puzzled puzzling quarter quickly quiet quit quite quiz quote random rare rather reach reader reading ready real reality realise really reason recall recent recently recap refer reference
+refresh refresher regard regarding regular related rely remark remind repeat reply report request require research resource respond rest result review riddle ring role roughly round run sadly safe same save say saying scholar school
+science screen script search season second section seek seem seems seen sense serious seriously serve several shall shame share shed sheet shoot shop short shortly shot shout show side sign silly similar simplify simply since single
+sister sit site situation skip slang sleep slight slow slowly smart smooth social sorry sort sound source speak special specific speech spell spend spill spot stage stand start state statement stay step still story straight strange
+stranger street strong struggle stuck student study stuff stumble stupid style subject such suddenly suggest suit sum summary super suppose supposed surely surprise tab table tackle take tale talk target task teach teacher teaching team
+technical teen tell tend term terms terrible test text textbook thank theme theory therefore thesis thick thing thinking third though thought thousand thread through throw till time tiny tired title together tomorrow tone tonight took
+top topic total touch tough toward track translate tricky trouble true trust truth tutor tutorial tv twice type typical uncle unclear under unfamiliar unfortunately university unknown unless unsure until unusual update usage use used
+useful user usual usually vague various version very video view vocabulary wait walk wanna want watch way weak website week weird welcome went whatever whenever wherever whether while whisper whoever whole whose wife wiki wild will wise wish
+within without wonder wondering word work world worry worth wow write writer writing wrong yeah year yep yesterday yet young yours yourself zero
+""".split())))
+
+DEFINE = DEFINE.rstrip("\n") + """
+[yo|hey man|dude|mate|buddy|pal|bro|sis|folks|guys|boss|chief|captain|doc|professor|teacher], [what's|what is|explain|define|tell me about|what about|any idea about|talk to me about] {}
+[never|I have never|I've never|not once have I|rarely have I] [seen|heard|met|used|read|encountered|understood|looked up] {} [before|till today|in my life|until now|anywhere|]
+[why|how come|when] [do|would|did] [people|they|writers|you|we|kids|experts|folks] [say|use|write|talk about|love the word|call things] {}
+[explain|describe|define|break down|clear up|simplify|unpack|spell out|walk me through|shed some light on|enlighten me on|fill me in on|brief me on|educate me on|update me on|school me on] {} [|to a child|to a beginner|for a ten year old|like a teacher|like a dictionary|for dummies|as simply as you can|step by step]
+[a|one] [short|quick|brief|tiny|clear|simple|good|decent|proper|concise] [note|summary|description|line|sentence|hint|answer|overview|account|introduction|word] [on|about|for|regarding|concerning] {}
+[the basics|basics|the gist|the essence|the facts|the story|the point|the idea|the truth|the short version|the key facts|the background|the details] [of|behind|on|about] {}
+[got|have|any|is there] [any idea|a clue|an idea|a hint|hints|info|insight|thoughts|knowledge|some facts] [on|about|of|what is|regarding|concerning] {}
+[I'm|I am|we're|we are|my class is|my group is|they are] [stuck on|puzzled by|confused by|confused about|lost with|curious about|interested in|learning about|reading up on|writing about|working on|unsure about|not familiar with|unfamiliar with|clueless about|researching|studying] {} [|, help|, please help|, any idea|, can you assist|, what is it]
+{} [is confusing me|puzzles me|confuses me|bothers me|sounds strange|sounds odd|is unclear to me|is unknown to me|makes no sense to me|is new to me|escapes me|came up in class|came up at work|was in the exam|is in my book|is on my list|is a mystery|got me thinking]
+[our|my|the|this] [book|text|article|teacher|lecture|chapter|video|paper|author|story|recipe|manual|letter|professor|guide] [mentions|uses|talks about|keeps mentioning|is all about|starts with|ends with|covers|speaks of|explains badly|never explains] {} [|, what is it|, what does that mean|, can you explain|, please explain|. meaning?|. help!]
+[some|a few|any] [words|facts|details|lines|hints|info|thoughts|notes] [on|about|for] {}
+[to|for] [a|my] [beginner|child|friend|student|class|tourist|newbie], [what is|explain|how would you describe|define] {}
+{} [for beginners|for dummies|for kids|in a nutshell|simply put|made simple|briefly|101|basics|summary|info|facts|in short|please explain|wtf|lol what|huh|hm|whats that|pls]
+[spit it out|come on|go on|go ahead|shoot|hit me|ok go|quick|be quick|be honest|don't be shy][:|,|] {} [|is what|means|then]
+[suppose|imagine|assume|pretend|let's say|say] [I|you|someone|a child|an alien|my boss] [asks|asked|had to know|needs to know|wants to know|does not know|never heard of] [about|what is|] {}
+[is|was|could|would] {} [a thing|a person|a place|an animal|a plant|a tool|something to eat|good or bad|a kind of thing|a real thing|an object|an action] [|or what|or not|, or|, right]
+[in|using|with] [simple|plain|easy|your own|clear|normal|everyday|basic|non technical|human] [words|terms|language|english], [what is|explain|define|tell me|describe|] {}
+[and|but|so|ok|well] [what|who|how] [on earth|in the world|the hell|the heck|exactly|really|actually] [is|are|was] [|a|an|the] {}
+[I|we|my kids] [want|need|would like|wish|hope|try|was asked|have] to [learn|understand|know|find out|figure out|explain|describe|define|look up|grasp|use] [|more about|about|what is|what] {} [|means|is]
+[google|wikipedia|the internet|my dictionary|my book|nobody|my friend|the teacher] [didn't help|failed me|was no help|has nothing|could not say|is silent][,|:|.] [what is|so what is|explain|define|tell me|] {}
+[question|query|clue|word of the day|today's word|next word|random word|hard word|new word|vocab|flash card|quiz|trivia|riddle][:|-| -] {}
+"""
