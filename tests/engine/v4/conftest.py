@@ -14,9 +14,13 @@ from tests.engine.v4 import golden as g
 from tests.engine.v4 import tiny
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def on_cpu():
+    """Bits are compared here, which is promised of the CPU's stock operations."""
+    before = mx.default_device()
     mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,9 @@
-"""The public V4 golden, and ways to feed a sequence to a trunk."""
+"""The V4 goldens, and ways to feed a sequence to a trunk.
+
+tests/data/v4: a six-layer pack with logits and streams by transformers (torch, float32) and the other tensors by a float64 NumPy program
+that runs a sequence in one piece. The same program made `qat_sim.safetensors` (with the release's rounding, on that pack) and
+`pro_layout.safetensors` (on the pack that `tiny.write_pack` makes of seed 5 and the changes in test_goldens.py).
+"""
 
 from __future__ import annotations
 
