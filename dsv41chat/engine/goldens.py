@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.errors import PackDamaged, PackMissing
-from dsv41chat.engine.pack.build import build_trunk, open_pack
+from dsv41chat.engine.golden_drafts import greedy_results
+from dsv41chat.engine.pack.build import build_drafter, build_trunk, open_pack
 from dsv41chat.engine.pack.index import read_header
 from dsv41chat.engine.pack.matrix import floats
 from dsv41chat.engine.target import Target
@@ -65,7 +66,10 @@ def verify_goldens(
         if plain and "positions" in golden:
             checks += _logit_checks(trunk, golden, plain, atol, chunks, hard=True)
         if "greedy_ids" in golden:
-            checks.append(_greedy_check(trunk, golden))
+            model = build_drafter(pack, trunk, rounded=False)
+            for found in greedy_results(trunk, model, golden):
+                checks.append(Check(found.name, "decode", found.n, 0.0, found.share, found.wrong, True, found.wrong is None))
+            del model
         del trunk
     short = f"short_logits.{rounding}"
     if (rounded and "input_ids" in golden and "positions" in golden) or short in golden:
@@ -159,18 +163,3 @@ def _short_check(trunk: Trunk, golden: dict[str, np.ndarray], name: str) -> Chec
     same = float((got.argmax(-1) == want.argmax(-1)).mean())
     first = None if good.all() else int(np.flatnonzero(~good)[0])
     return Check(name, "one-shot", len(ids), float(difference.max()), same, first, True, bool(good.mean() >= _SHORT_SHARE))
-
-
-def _greedy_check(trunk: Trunk, golden: dict[str, np.ndarray]) -> Check:
-    want = golden["greedy_ids"]
-    length = int(golden["prompt_len"][0]) if "prompt_len" in golden else len(golden["input_ids"])
-    target, got = Target(trunk), []
-    trial = target.rows(golden["input_ids"][:length], logits_from=length - 1)
-    for _ in want:
-        target.commit(trial, trial.count)
-        got.append(int(np.array(trial.logits[-1]).argmax()))
-        trial = target.rows([got[-1]])
-    same = np.array(got) == want
-    first = None if same.all() else length + int(np.flatnonzero(~same)[0])
-    return Check("greedy_ids", "decode", len(want), 0.0, float(same.mean()), first, True, bool(same.all()))
-
