@@ -42,7 +42,9 @@ def settings(name: str, seed: int = 0) -> SamplingParams:
 # packs --------------------------------------------------------------------------------------------------------------------
 
 
-def write_with_drafter(source: Path, folder: Path, kind: str | None, succession: dict[int, int] | None = None, stages: int = 3, seed: int = 9) -> Path:
+def write_with_drafter(
+    source: Path, folder: Path, kind: str | None, succession: dict[int, int] | None = None, stages: int = 3, seed: int = 9
+) -> Path:
     """A copy of a tiny pack with random `kind` (dspark, mtp or None) tensors, a little taught: after token t it favours succession[t]."""
     config, tensors = json.loads((source / "config.json").read_text()), read_header(source / "model.safetensors")
     text, rng = config.get("text_config", config), np.random.default_rng(seed)
@@ -91,6 +93,7 @@ def _drafter_tensors(folder: Path, kind: str, stages: int, rng) -> dict[str, np.
     out = {}
     for name, want in plan.expected.items():
         size = 1.0 if name.endswith(("_base", "attn_sink", "gate.bias")) else want.shape[-1] ** -0.5
+        size *= 0.1 if "confidence" in name else 1.0  # undecided, so that the adaptive depth tries
         value = rng.standard_normal(want.shape) * size
         out[name] = 1 + 0.1 * value if name.endswith(("norm.weight", "_scale")) else value
     return out
@@ -163,6 +166,7 @@ class ScriptedDrafter(PlainDrafter):
 
     def propose(self, pending, n, want, sampling):
         assert self.text[n] == pending, "the pending token is the one that plain decode chose"
+        assert sorted(self.rows) == list(range(n)), "the drafter holds the committed rows and no others"
         true = self.text[n + 1 : n + 1 + want]
         ids = tuple(self.guess(n + 1 + j, t) for j, t in enumerate(true))
         return Proposal(ids, tuple(self.confidence(j) for j in range(len(ids))) if self.confidence else None)

@@ -163,7 +163,13 @@ def test_a_drafter_that_raises_is_turned_off(family, caplog):
 
 # the packs' own drafters --------------------------------------------------------------------------------------------------
 
-KINDS = {"v41-dspark": ("v41", "dspark", 3, 5), "v41-two-stages": ("v41", "dspark", 2, 5), "v4-dspark": ("v4", "dspark", 3, 5), "v4-mtp": ("v4", "mtp", 1, 3)}
+# source pack, kind, stages, block
+KINDS = {
+    "v41-dspark": ("v41", "dspark", 3, 5),
+    "v41-two-stages": ("v41", "dspark", 2, 5),
+    "v4-dspark": ("v4", "dspark", 3, 5),
+    "v4-mtp": ("v4", "mtp", 1, 3),
+}
 
 
 class Own(Family):

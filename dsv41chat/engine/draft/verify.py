@@ -53,18 +53,28 @@ def run_round(
     if cancelled():
         target.drop()
         return None
-    logits, emitted, ended = np.array(trial.logits), [], None
-    verified = clock()
-    for i in range(trial.count):
-        token = select(logits[i], n + i + 1)
-        last = i == kept or token != guesses[i]
+    logits, verified = np.array(trial.logits), clock()
+    try:
+        emitted, ended = _walk(target, logits, n, guesses, select, emit)
+    except BaseException:
+        target.drop()
+        raise
+    target.commit(trial, len(emitted))
+    drafter.ingest(None if trial.taps is None else trial.taps[: len(emitted)], n, tuple(emitted))
+    depth.learn(proposal, kept, emitted, RoundTimes(drafted - began, verified - drafted, clock() - began))
+    return Round(tuple(emitted), kept, len(emitted) - 1, ended)
+
+
+def _walk(target: Target, logits: np.ndarray, n: int, guesses: tuple[int, ...], select, emit) -> tuple[list[int], str | None]:
+    """The target's own token row by row, as long as it is the one that was guessed."""
+    emitted, ended = [], None
+    for i, row in enumerate(logits):
+        token = select(row, n + i + 1)
+        last = i == len(guesses) or token != guesses[i]
         if last:
             target.prefetch(n + i + 1, token)
         emitted.append(token)
         ended = emit(token)
         if ended is not None or last:
             break
-    target.commit(trial, len(emitted))
-    drafter.ingest(None if trial.taps is None else trial.taps[: len(emitted)], n, tuple(emitted))
-    depth.learn(proposal, kept, emitted, RoundTimes(drafted - began, verified - drafted, clock() - began))
-    return Round(tuple(emitted), kept, len(emitted) - 1, ended)
+    return emitted, ended
