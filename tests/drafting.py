@@ -89,7 +89,7 @@ def _drafter_tensors(folder: Path, kind: str, stages: int, rng) -> dict[str, np.
 
     outer = json.loads((folder / "config.json").read_text())
     c = parse_v4(outer) if family_of(outer) == "v4" else parse_v41(outer)
-    plan = drafter._dspark_plan(c, list(range(stages)), False) if kind == "dspark" else drafter._mtp_plan(c, [0], False)
+    plan = drafter._dspark_plan(c, list(range(stages))) if kind == "dspark" else drafter._mtp_plan(c, [0])
     out = {}
     for name, want in plan.expected.items():
         size = 1.0 if name.endswith(("_base", "attn_sink", "gate.bias")) else want.shape[-1] ** -0.5
