@@ -5,7 +5,12 @@ Names are resolved on first use, so that the errors and the text layer can be im
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+# MLX reads this once, at its first product: by default it rounds float32 inputs to 10 bits on tensor cores, which moves the logits of
+# a float32 model by more than 1. The router, the mixes, the index scores and the head are float32 because the release computes them so.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 if TYPE_CHECKING:
     from dsv41chat.engine.engine import Engine, PackInfo, open_engine, probe_pack
