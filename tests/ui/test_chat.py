@@ -280,3 +280,30 @@ async def test_a_tiny_terminal_shows_one_page_and_recovers(tmp_path):
         assert chat.pump.running
         await pilot.press("escape")
         await until(lambda: not chat.pump.running)
+
+
+def rows_match(chat) -> bool:
+    """Whether the view's heights are those of the lines it draws."""
+    view = chat.transcript
+    return all(not entry.heights or view._heights[index] == entry.height for index, entry in enumerate(view.entries))
+
+
+async def test_what_is_drawn_is_each_message_once(tmp_path):
+    app = make_app(tmp_path, Script(answer="an answer of\n\nsome lines " * 4))
+    async with app.run_test(size=(60, 24)) as pilot:
+        chat = chat_of(app)
+        for number in range(4):
+            await say(pilot, app, f"question {number}")
+            assert rows_match(chat)
+        await pilot.press("ctrl+r")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await pilot.pause()
+        assert rows_match(chat)
+        await pilot.press("pageup")
+        await pilot.resize_terminal(90, 30)
+        await pilot.pause()
+        assert rows_match(chat)
+        await pilot.press("ctrl+home")
+        await pilot.pause()
+        shown = screen_text(app)
+        assert rows_match(chat) and shown.count("question 0") == 2 and shown.count("question 1") == 1

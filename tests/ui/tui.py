@@ -42,7 +42,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 def screen_text(app: ChatApp) -> str:
     """What the terminal would show, without styles."""
     lines = app.screen._compositor.render_strips()
-    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in lines).replace("\u00a0", " ")
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in lines)
 
 
 async def say(pilot, app: ChatApp, text: str) -> None:

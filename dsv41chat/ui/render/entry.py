@@ -232,14 +232,24 @@ class Renderer:
         if part.kind == "fold":
             return [self._two_sided(part.text, part.right, palette.thinking, palette.dim)]
         if part.kind == "receipt":
-            # Broken between its figures only: a no-break space is an ordinary character to the wrapper.
-            text = " · ".join(figure.replace(" ", "\u00a0") for figure in visible_line(part.text).split(" · "))
-            return wrap_runs([(text, palette.receipt)], options.width, [], [])
+            return self._figures(visible_line(part.text).split(" · "))
         if part.kind == "note":
             return plain_lines(visible(part.text), options.width, getattr(palette, part.style))
         if part.kind == "thinking":
             return plain_lines(part.block.source, options.width, palette.thinking, [("│ ", palette.frame)])
         return render_block(part.block, options) or [Line(Strip([]), "")]
+
+    def _figures(self, figures: list[str]) -> list[Line]:
+        """A row of figures, broken between them only."""
+        rows = [figures[0]]
+        for figure in figures[1:]:
+            longer = f"{rows[-1]} · {figure}"
+            if cell_len(longer) <= self.options.width:
+                rows[-1] = longer
+            else:
+                rows.append(figure)
+        style = self.options.palette.receipt
+        return [line for row in rows for line in wrap_runs([(row, style)], self.options.width, [], [])]
 
     def _two_sided(self, left: str, right: str, style, right_style) -> Line:
         """One line with something at each end; the right end goes first when there is no room for both."""

@@ -70,6 +70,7 @@ class Transcript(ScrollView, can_focus=True):
     def set_entries(self, entries: list[Entry]) -> None:
         """Shows another list of entries from its end."""
         self.entries = list(entries)
+        self._forget_layout()
         self.selected = None
         self._current = None
         self._shift = 0
@@ -100,6 +101,9 @@ class Transcript(ScrollView, can_focus=True):
         index = self.index_of(entry)
         if index is not None:
             del self.entries[index], self._heights[index]
+            if index == 0 and self.entries:
+                # The first entry has no blank line above it.
+                self.entries[0].width = 0
             self._rebuild_tops()
             self.selected = None if not self.entries else self.selected and min(self.selected, len(self.entries) - 1)
             self._grown()
@@ -138,6 +142,11 @@ class Transcript(ScrollView, can_focus=True):
             self._tops[-1] = self._tops[-2] + height
         else:
             self._rebuild_tops()
+
+    def _forget_layout(self) -> None:
+        for entry in self.entries:
+            entry.width = 0
+            entry.heights = []
 
     def _measure_all(self) -> None:
         width = self._text_width()
@@ -250,9 +259,7 @@ class Transcript(ScrollView, can_focus=True):
         """Everything must be drawn again: width, theme or a setting changed. The text at the top of the view stays there."""
         anchor = None if self.follow else self._anchor()
         self._renderer = None
-        for entry in self.entries:
-            entry.width = 0
-            entry.heights = []
+        self._forget_layout()
         self._measure_all()
         if self.follow:
             self._to_end()
@@ -307,9 +314,7 @@ class Transcript(ScrollView, can_focus=True):
             anchor = None if self.follow or not self._width else self._anchor()
             self._width = width
             self._renderer = None
-            for entry in self.entries:
-                entry.width = 0
-                entry.heights = []
+            self._forget_layout()
             self._measure_all()
             if anchor is not None:
                 self._restore(anchor)
