@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.style import Style
 from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding
@@ -22,6 +23,8 @@ from dsv41chat.settings import ConfigError
 from dsv41chat.store import Store, StoreError
 from dsv41chat.ui.background import ask_terminal
 from dsv41chat.ui.keymap import KEYS, clashes, display
+from dsv41chat.ui.render.code import highlight
+from dsv41chat.ui.render.palette import CODE_THEMES
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat import ChatScreen
 from dsv41chat.ui.screens.dialogs import TooSmallScreen
@@ -84,6 +87,8 @@ class ChatApp(App[int]):
             self.animation_level = "none"
         self._handle_signals()
         self.push_screen(ChatScreen())
+        # The first code block must not wait for the colours' tables.
+        self.run_worker(asyncio.to_thread(highlight, "x = 1", "python", CODE_THEMES["dark"], Style()), group="warm")
         # The engine thread and the interpreter share one lock; short turns keep keys quick while it holds it.
         sys.setswitchinterval(0.001)
 

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from dsv41chat.ui.render.code import highlight
+from dsv41chat.ui.render.code import highlight, highlight_growing
 from dsv41chat.ui.render.formulas import show_formulas
 from dsv41chat.ui.render.palette import Palette
 from dsv41chat.ui.render.splitter import Block
@@ -73,7 +73,8 @@ def code_lines(block: Block, options: RenderOptions, prefix: list[Run]) -> list[
         rule = f"┌─{label}{'─' * fill}{number}─┐"
         lines.append(Line(Strip([*segments, Segment(rule, palette.frame)]), "", lead + len(rule)))
     if block.source:
-        for runs in highlight(block.source, block.info, options.code_theme, palette.code):
+        colour = highlight if block.foot else highlight_growing
+        for runs in colour(block.source, block.info, options.code_theme, palette.code):
             if options.wrap_code:
                 lines.extend(wrap_runs(runs, options.width, prefix, [*prefix, ("↪ ", palette.frame)]))
             else:

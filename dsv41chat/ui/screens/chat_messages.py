@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from dsv41chat.store import StoreError
@@ -187,20 +188,31 @@ class MessageActions:
 
     # Branches -----------------------------------------------------------------------------------------------------------
 
-    def refresh_conversation(self) -> None:
-        """After a change of the tree: the record and the branch marks on screen."""
-        if self.conversation is None:
+    async def refreshed(self) -> None:
+        """After a turn: the record and the branch marks on screen, read off the event loop."""
+        conversation, store = self.conversation, self.app.store
+        if conversation is None:
             return
         try:
-            self.conversation = self.app.store.conversation(self.conversation.id)
-            self.forks = self.app.store.forks(self.conversation.id)
+            record, forks = await asyncio.to_thread(lambda: (store.conversation(conversation.id), store.forks(conversation.id)))
         except StoreError as error:
             self.tell(str(error), "error")
             return
+        if self.conversation is None or self.conversation.id != record.id:
+            return
+        self.conversation, self.forks = record, forks
         for entry in self.transcript.entries:
             if entry.message is not None and entry.branch != (branch := self.branch_of(entry.message.id)):
                 entry.branch = branch
                 self.transcript.changed(entry)
+        self.show_header()
+
+    def refresh_conversation(self) -> None:
+        """After a small change of the record itself (settings, title)."""
+        try:
+            self.conversation = self.app.store.conversation(self.conversation.id)
+        except StoreError as error:
+            self.tell(str(error), "error")
         self.show_header()
 
     def action_sibling(self, step: int) -> None:

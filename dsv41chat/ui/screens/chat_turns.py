@@ -181,7 +181,7 @@ class TurnActions:
             self._show_failure(failure, answer)
         elif finish is not None and finish.finish == "cancelled" and finish.message is None:
             self._give_back()
-        self.refresh_conversation()
+        self.run_worker(self.refreshed(), exclusive=True, group="refresh")
         self.show_status()
         self.show_keys()
         self.query_one(Sidebar).reload(self.conversation.id if self.conversation else None)

@@ -29,6 +29,7 @@ GUTTER = 2
 RIGHT_MARGIN = 1
 MAX_TEXT_CELLS = 120
 SHIFT_CELLS = 8
+DRAWN_STRIPS = 400
 
 
 class Transcript(ScrollView, can_focus=True):
@@ -64,6 +65,7 @@ class Transcript(ScrollView, can_focus=True):
         self._shift = 0
         self._query = ""
         self._current: tuple[int, int, int] | None = None
+        self._strips: dict[tuple[int, int], tuple[Line, Strip]] = {}
 
     # Content ------------------------------------------------------------------------------------------------------------
 
@@ -234,6 +236,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def _get_renderer(self) -> Renderer:
         if self._renderer is None:
+            self._strips.clear()
             self._renderer = Renderer(replace(self._settings, width=self._text_width(), palette=self._palette(), code_theme=self._code_theme()))
         return self._renderer
 
@@ -329,6 +332,7 @@ class Transcript(ScrollView, can_focus=True):
             renderer = Renderer(replace(self._renderer.options, palette=self._palette(), code_theme=self._code_theme()))
             if renderer.options != self._renderer.options:
                 self._renderer = renderer
+                self._strips.clear()
                 self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
@@ -383,6 +387,9 @@ class Transcript(ScrollView, can_focus=True):
             return Strip.blank(width, base)
         index, line = found
         focused = self.has_focus and index == self.selected
+        plain = not focused and not self._query and self.text_selection is None and not (line.scrolled and self._shift)
+        if plain and (known := self._strips.get((id(line), absolute))) is not None and known[0] is line:
+            return known[1]
         gutter = Segment("▌ " if focused else "  ", self._get_renderer().options.palette.cursor if focused else base)
         strip = line.strip
         room = self._text_width()
@@ -390,7 +397,13 @@ class Transcript(ScrollView, can_focus=True):
             strip = self._crop(strip, room)
         strip = Strip([gutter, *strip])
         strip = self._highlight(strip, line, absolute)
-        return strip.adjust_cell_length(width, base).apply_style(base).apply_offsets(self.scroll_offset.x, absolute)
+        strip = strip.adjust_cell_length(width, base).apply_style(base).apply_offsets(self.scroll_offset.x, absolute)
+        if plain:
+            if len(self._strips) > DRAWN_STRIPS:
+                self._strips.clear()
+            # The line is kept with its strip: its id is its own as long as it lives.
+            self._strips[id(line), absolute] = (line, strip)
+        return strip
 
     def _crop(self, strip: Strip, room: int) -> Strip:
         """A long line of code or of a wide table: the part in view, with marks where it goes on."""
