@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import time
@@ -105,6 +106,7 @@ class ChatApp(App[int]):
             chat.composer.prompts = list(reversed(await asyncio.to_thread(self.store.prompt_history, None)))
         for text in [*begin.notices, *([begin.backend_missing] if begin.backend_missing else [])]:
             chat.add_notice(text)
+        chat.preload()
         for name, text in begin.attachments:
             chat.composer.insert(chat.composer.add_chip("file", text, name) + " ")
         if self.typed_early:
@@ -227,6 +229,22 @@ class ChatApp(App[int]):
         except (ConfigError, OSError) as error:
             self.not_saved(str(error))
         self.apply_settings(self.settings.changed("ui.theme", theme.name))
+
+    def memory(self) -> tuple[int, int] | None:
+        """(bytes in use by this process, bytes of the machine); None where the system does not say."""
+        try:
+            import resource
+
+            page = os.sysconf("SC_PAGE_SIZE")
+            total = page * os.sysconf("SC_PHYS_PAGES")
+            try:
+                used = int(Path("/proc/self/statm").read_text().split()[1]) * page
+            except OSError:
+                # The peak is all that is known there; macOS counts it in bytes.
+                used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        except (ImportError, ValueError, OSError):
+            return None
+        return used, total
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text for the build that answers next. Not on the event loop. Raises EngineError."""

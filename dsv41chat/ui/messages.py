@@ -24,6 +24,10 @@ class RecallQueued(Message):
     """Up was pressed in an empty composer: the last queued message may come back for editing."""
 
 
+class RemoveQueued(Message):
+    """Del was pressed in an empty composer: the last queued message goes."""
+
+
 class Hint(Message):
     """A line for the user that is not worth a notice that stays."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -10,6 +11,8 @@ from collections.abc import Callable
 
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import Failed, TurnEvent, TurnRequest
+
+log = logging.getLogger(__name__)
 
 FLUSH_S = 0.050
 REST_FACTOR = 4
@@ -88,7 +91,7 @@ class TurnPump:
                 batch.append(event)
             began = time.monotonic()
             if batch:
-                self._deliver(batch)
+                self._show(self._deliver, batch)
             spent = time.monotonic() - began
             self.longest_s = max(self.longest_s, spent)
             if over:
@@ -103,4 +106,11 @@ class TurnPump:
             else:
                 await asyncio.sleep(max(FLUSH_S, REST_FACTOR * spent))
         self.running = False
-        self._ended()
+        self._show(self._ended)
+
+    @staticmethod
+    def _show(function: Callable[..., None], *args: object) -> None:
+        try:
+            function(*args)
+        except Exception:  # noqa: BLE001 - a fault in drawing must not keep the turn from being carried to its end
+            log.exception("showing a turn failed")

@@ -8,13 +8,25 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from textual.binding import Binding
+
 from dsv41chat.settings import load_settings
 from dsv41chat.store import Store
-from dsv41chat.ui.app import run_app
+from dsv41chat.ui import app
 from dsv41chat.ui.host import EngineHost
+from dsv41chat.ui.screens.chat import ChatScreen
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script, fake_host
+
+
+class FaultyScreen(ChatScreen):
+    """F12: a fault in the screen itself."""
+
+    BINDINGS = [Binding("f12", "sabotage", priority=True)]
+
+    def action_sabotage(self) -> None:
+        raise RuntimeError("planted fault")
 
 
 def main(data: str, answer: str, delay_s: str, conversation: str | None = None) -> int:
@@ -23,7 +35,8 @@ def main(data: str, answer: str, delay_s: str, conversation: str | None = None) 
         host = EngineHost(settings, store, **fake_host(Script(answer=Path(answer).read_text("utf-8"), delay_s=float(delay_s))))
         controller = TurnController(store, host, settings)
         view = controller.open(conversation) if conversation else None
-        code = run_app(controller, AppStart(view=view, notices=tuple(f"interrupted: {key}" for key in store.recovered)))
+        app.ChatScreen = FaultyScreen
+        code = app.run_app(controller, AppStart(view=view, notices=tuple(f"interrupted: {key}" for key in store.recovered)))
         host.close(2.0)
         if controller.last_conversation_id:
             print(f"resume with: dsv41chat --resume {controller.last_conversation_id}", file=sys.stderr)

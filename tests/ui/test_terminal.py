@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 
 import pytest
 
@@ -58,3 +59,109 @@ def test_a_signal_restores_the_terminal_and_keeps_the_text(tmp_path, number):
     with Store.open(tmp_path / "data", readonly=True) as store:
         message = store.message(store.last_conversation().leaf_id)
         assert message.state == "stopped" and message.text.startswith("word word")
+
+
+def test_resizing_while_streaming(tmp_path):
+    with Terminal(tmp_path, 100, 30) as terminal:
+        start(terminal, tmp_path, "word " * 5000, 0.005)
+        terminal.wait("embedded model")
+        terminal.type("go")
+        terminal.keys("Enter")
+        terminal.wait("word word")
+        terminal.resize(39, 9)
+        assert "Generation continues" in terminal.wait("Terminal too small: 39x9")
+        terminal.resize(100, 30)
+        terminal.wait("word word")
+        terminal.keys("Escape")
+        terminal.wait("stopped by you")
+        terminal.keys("C-q")
+        terminal.wait("exit=0")
+
+
+def test_a_kill_loses_no_shown_text_of_a_second_ago(tmp_path):
+    with Terminal(tmp_path, 100, 30) as terminal:
+        start(terminal, tmp_path, "".join(f"w{n} " for n in range(5000)), 0.004)
+        terminal.wait("embedded model")
+        terminal.type("go")
+        terminal.keys("Enter")
+        terminal.wait("w40 ")
+        shown = terminal.wait("w40 ")
+        time.sleep(1.0)
+        os.kill(terminal.pid, signal.SIGKILL)
+        time.sleep(0.3)
+        terminal.type("reset")
+        terminal.keys("C-j")
+        time.sleep(1.5)
+        with Store.open(tmp_path / "data") as store:
+            message = store.message(store.last_conversation().leaf_id)
+            assert message.state == "interrupted" and store.recovered == (message.id,)
+            last = max(int(word[1:]) for word in shown.split() if word[0] == "w" and word[1:].isdigit())
+            assert f"w{last - 1} " in message.text
+            title = store.last_conversation().id
+        start(terminal, tmp_path, "again", 0.0, title)
+        assert "interrupted" in terminal.wait("ctrl+R answers again") and "w3 " in terminal.screen
+        terminal.keys("C-r")
+        terminal.wait("2/2")
+        terminal.keys("C-q")
+        terminal.wait("exit=0")
+
+
+def test_a_second_process_reads_only(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    with Terminal(one) as first, Terminal(two) as second:
+        start(first, one, "answer")
+        first.wait("embedded model")
+        first.type("go")
+        first.keys("Enter")
+        first.wait("prefilled")
+        with Store.open(one / "data", readonly=True) as store:
+            key = store.last_conversation().id
+        (two / "answer.md").write_text("x")
+        second.run("-m", "tests.ui.fake_program", str(one / "data"), str(two / "answer.md"), "0", key)
+        assert "answer" in second.wait("read-only")
+        second.type("more")
+        second.keys("Enter")
+        second.wait("read-only here")
+        first.keys("C-q")
+        first.wait("exit=0")
+        second.keys("C-p")
+        second.wait("Search for commands")
+        second.type("take over")
+        time.sleep(0.5)
+        second.keys("Enter")
+        second.wait("read-only", gone=True)
+        second.keys("Enter")
+        second.wait("prefilled 1")
+        second.keys("C-q")
+        second.wait("exit=0")
+
+
+def test_a_fault_ends_in_one_paragraph_and_a_clean_terminal(tmp_path):
+    with Terminal(tmp_path) as terminal:
+        start(terminal, tmp_path, "crash")
+        terminal.wait("embedded model")
+        terminal.type("go")
+        terminal.keys("Enter")
+        terminal.wait("prefilled")
+        terminal.keys("F12")
+        shown = terminal.wait("exit=1")
+        assert terminal.modes == CLEAN and "has failed: RuntimeError" in shown and "dsv41chat.log" in shown and "resume with" in shown
+        assert "Traceback" not in shown
+
+
+def test_no_control_byte_of_any_text_reaches_the_terminal(tmp_path):
+    nasty = "x\x1b]0;TITLE\x07 y\x9b31m z\x1b[2J \x1bPq\x1b\\\n```\n\x1b[5mblink\n```\n"
+    with Terminal(tmp_path) as terminal:
+        terminal._tmux("pipe-pane", "-t", "t", f"cat > '{tmp_path}/bytes'")
+        start(terminal, tmp_path, nasty)
+        terminal.wait("embedded model")
+        terminal.type("go")
+        terminal.keys("Enter")
+        terminal.wait("prefilled")
+        terminal.keys("C-q")
+        terminal.wait("exit=0")
+        data = (tmp_path / "bytes").read_bytes()
+        assert b"TITLE" in data and b"\x1b]0;TITLE" not in data and b"\x1bPq" not in data and b"\xc2\x9b" not in data
+        assert "TITLE" not in terminal._tmux("display-message", "-p", "-t", "t", "#{pane_title}")

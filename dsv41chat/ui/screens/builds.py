@@ -23,6 +23,7 @@ from dsv41chat.ui.present import size
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
+from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.turn_events import BuildRef
 
 
@@ -37,7 +38,7 @@ class Row:
     loaded: bool
 
 
-class BuildsScreen(ModalScreen[str | None]):
+class BuildsScreen(Spawning, ModalScreen[str | None]):
     """Returns the name of the build to switch to, None when it was closed. cost: a sentence on what switching now means."""
 
     BINDINGS = [Binding("escape", "close", "Close", show=False)]
@@ -63,7 +64,7 @@ class BuildsScreen(ModalScreen[str | None]):
         self._show()
 
     def _reload(self) -> None:
-        self.run_worker(self._load(), exclusive=True, group="builds")
+        self.spawn(self._load(), "builds")
 
     async def _load(self) -> None:
         try:
@@ -85,6 +86,9 @@ class BuildsScreen(ModalScreen[str | None]):
         return rows
 
     def _show(self) -> None:
+        if not self.query(OptionList):
+            # The page was closed while the folders were read.
+            return
         options = self.query_one(OptionList)
         kept = options.highlighted
         options.clear_options()
@@ -150,7 +154,7 @@ class BuildsScreen(ModalScreen[str | None]):
     def _verify(self) -> None:
         row = self._chosen()
         if row is not None:
-            self.run_worker(self._verify_row(row), exclusive=True, group="verify")
+            self.spawn(self._verify_row(row), "verify")
 
     async def _verify_row(self, row: Row) -> None:
         """Reads the headers again, whatever was known about them."""

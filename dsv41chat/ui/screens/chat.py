@@ -28,6 +28,7 @@ from dsv41chat.ui.screens.chat_trouble import TroubleActions
 from dsv41chat.ui.screens.chat_turns import TurnActions
 from dsv41chat.ui.screens.conversations import ConversationsScreen
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
+from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.turn_events import ConversationView
 from dsv41chat.ui.widgets.composer import Composer
 from dsv41chat.ui.widgets.find_bar import FindBar
@@ -37,6 +38,7 @@ from dsv41chat.ui.widgets.transcript import Transcript
 
 WIDE, NORMAL, SIDEBAR_MIN = 120, 80, 90
 DRAFT_S = 1.0
+MEMORY_S = 3.0
 
 
 class ChatTranscript(Transcript):
@@ -54,7 +56,7 @@ class Opened:
     queue: list
 
 
-class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, Screen):
+class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, Spawning, Screen):
     """One conversation at a time; which one may change while the screen stays."""
 
     BINDINGS = bindings(CHAT) + bindings(GLOBAL)
@@ -104,7 +106,8 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self.show_header()
         self.show_status()
         self.show_keys()
-        self.run_worker(self.app.start_up(self), exclusive=True, group="open")
+        self.set_interval(MEMORY_S, self._look_at_memory)
+        self.spawn(self.app.start_up(self), "open")
 
     # Opening ------------------------------------------------------------------------------------------------------------
 
@@ -258,6 +261,10 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
             right.insert(0, "not saved")
         self.query_one("#header", HeaderLine).show(title, right)
 
+    def _look_at_memory(self) -> None:
+        self.status.memory = self.app.memory() if self.size.width >= WIDE else None
+        self.show_status()
+
     def show_status(self) -> None:
         self.query_one("#status", StatusLine).show(self.status.fields())
 
@@ -355,7 +362,7 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
             self._completing = ""
             self.show_label()
         if self.composer.chips or self._chip_tokens:
-            self.run_worker(self._count_chips(), exclusive=True, group="chips")
+            self.spawn(self._count_chips(), "chips")
         if self._draft_timer is None:
             self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
 
@@ -439,7 +446,7 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
             self.export(key)
 
     def _open_soon(self, ref: str, message: str | None = None) -> None:
-        self.run_worker(self.open_conversation(ref, message=message), exclusive=True, group="open")
+        self.spawn(self.open_conversation(ref, message=message), "open")
 
     def action_recent(self, number: int) -> None:
         rows = self.app.store.list_conversations(None, 9)

@@ -69,7 +69,7 @@ class MessageActions:
 
     def copy_text(self, text: str, what: str) -> None:
         """To the clipboard by whatever route works; says which."""
-        self.run_worker(self._copy(text, what), group="copy")
+        self.spawn(self._copy(text, what), "copy", exclusive=False)
 
     async def _copy(self, text: str, what: str) -> None:
         route = await copy_to_clipboard(text, self.app)
@@ -236,7 +236,7 @@ class MessageActions:
         leaf = self.app.store.leaf_below(message.id)
         if not (self.readonly or self.app.readonly):
             self.app.store.set_leaf(self.conversation.id, leaf.id)
-        self.run_worker(self._switched(leaf.id, message.id, hidden, left.branch), exclusive=True, group="open")
+        self.spawn(self._switched(leaf.id, message.id, hidden, left.branch), "open")
 
     async def _switched(self, leaf: str, message: str, hidden: int, old: str) -> None:
         if await self.open_conversation(self.conversation.id, leaf=leaf, message=message) and hidden:
@@ -271,7 +271,7 @@ class MessageActions:
         except StoreError as error:
             self.tell(str(error), "error")
             return
-        self.run_worker(self.open_conversation(self.conversation.id), exclusive=True, group="open")
+        self.spawn(self.open_conversation(self.conversation.id), "open")
 
     def add_notice(self, text: str, error: bool = False) -> None:
         self.transcript.append(notice(text, error=error))

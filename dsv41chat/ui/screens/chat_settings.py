@@ -232,9 +232,20 @@ class SettingsActions:
         elif self.app.host.loaded(ref):
             self._bound(ref.name)
         else:
-            self.run_worker(self._switch(ref), group="switch")
+            self.spawn(self._switch(ref), "switch", exclusive=False)
 
-    async def _switch(self, ref: Any) -> None:
+    def preload(self) -> None:
+        """Loads the build that will answer while the user reads and writes; nothing happens where it cannot be loaded."""
+        if self.app.readonly or self.app.begin.backend_missing or self.app.host.engine is not None or self.switching:
+            return
+        try:
+            ref = self.app.host.resolve(self.app.build, self.conversation)
+        except EngineError:
+            # The conversation's first line says it already.
+            return
+        self.spawn(self._switch(ref, quiet=True), "switch", exclusive=False)
+
+    async def _switch(self, ref: Any, quiet: bool = False) -> None:
         self.switching = True
         self._switch_cancel.clear()
         if self.pump.running:
@@ -252,11 +263,17 @@ class SettingsActions:
         except Exception as error:  # noqa: BLE001 - whatever a load does, the old build must answer and the user must know
             self._not_switched(ref, f"{type(error).__name__}: {error}")
         else:
-            self._bound(ref.name)
+            self._bound(ref.name, quiet)
         finally:
             self.switching = False
             self.status.phase = "idle"
             self.show_status()
+        if self.app.host.engine is not None:
+            self.send_waiting()
+        elif self.held:
+            self.composer.reset(self.held)
+            self.held = ""
+            self.show_queue(self.queue)
 
     def _load(self, ref: Any, progress) -> None:
         for event in self.app.host.load(self.app.host.probe(ref), self._switch_cancel.is_set):
@@ -269,14 +286,16 @@ class SettingsActions:
             self.status.phase += f" {size(rate)}/s {duration((event.total - event.done) / rate)} left"
         self.show_status()
 
-    def _bound(self, name: str) -> None:
-        self.app.build = name
+    def _bound(self, name: str, quiet: bool = False) -> None:
+        if not quiet:
+            self.app.build = name
         view = self.app.host.view
         self._header_build = view.name if view is not None else name
         if self.app.host.engine is not None:
             self.status.context_limit = self.app.host.engine.context_limit
         self.show_header()
-        self.tell(f"{name} answers from now on.")
+        if not quiet:
+            self.tell(f"{name} answers from now on.")
 
     def _not_switched(self, ref: Any, why: str) -> None:
         now = self.app.host.view

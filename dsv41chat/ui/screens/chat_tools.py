@@ -97,7 +97,7 @@ class ToolActions:
 
     def _found(self, place: tuple[str, str] | None) -> None:
         if place is not None:
-            self.run_worker(self._open_at(*place), exclusive=True, group="open")
+            self.spawn(self._open_at(*place), "open")
 
     async def _open_at(self, conversation_id: str, message_id: str) -> None:
         """Opens a conversation at a message, on whatever branch it lies."""
@@ -229,7 +229,7 @@ class ToolActions:
 
     def _export_chosen(self, request: ExportRequest | None) -> None:
         if request is not None:
-            self.run_worker(self._export(request), group="export")
+            self.spawn(self._export(request), "export", exclusive=False)
 
     async def _export(self, request: ExportRequest) -> None:
         try:
@@ -256,7 +256,7 @@ class ToolActions:
             first, name = "md", rest
         path = Path(name.strip()).expanduser() if name.strip() else Path(file_name(self.conversation.title, first))
         request = ExportRequest(self.conversation, self.leaf_id, None, format=first, path=path)
-        self.run_worker(self._export(request), group="export")
+        self.spawn(self._export(request), "export", exclusive=False)
 
     # Composer -----------------------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class ToolActions:
             self.tell(str(error), "error")
             return
         self.cancel_edit()
-        self.run_worker(self.open_conversation(self.conversation.id, leaf=new.id), exclusive=True, group="open")
+        self.spawn(self.open_conversation(self.conversation.id, leaf=new.id), "open")
 
     def action_mark(self) -> None:
         """Marks the selected message, for finding it again with the eye."""

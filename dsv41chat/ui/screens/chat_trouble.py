@@ -143,7 +143,7 @@ class TroubleActions:
         except StoreError as error:
             self.tell(str(error), "error")
             return
-        self.run_worker(self._answer_in(copy.id), exclusive=True, group="open")
+        self.spawn(self._answer_in(copy.id), "open")
 
     async def _answer_in(self, conversation_id: str) -> None:
         if await self.open_conversation(conversation_id) and self.leaf_id is not None:

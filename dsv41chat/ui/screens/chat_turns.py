@@ -28,6 +28,7 @@ class TurnActions:
         self.status = Status()
         self.pump = TurnPump(self.app.controller, self.turn_events, self.turn_ended)
         self.queue: list[Any] = []
+        self.held = ""
         self._pending: Entry | None = None
         self._answer: Entry | None = None
         self._sent = ""
@@ -49,8 +50,11 @@ class TurnActions:
         if self.readonly:
             self.tell("This conversation is read-only here; ctrl+N starts a new one.", "warning")
             return
-        if self.pump.running:
+        if self.pump.running or (self.switching and self.conversation is not None):
             self._enqueue(text)
+            return
+        if self.switching:
+            self._hold(text)
             return
         if self.editing is not None:
             self.send_edit(text)
@@ -148,6 +152,7 @@ class TurnActions:
 
     def _saved(self, message: Any) -> None:
         if message.role == "user":
+            self.save_draft()
             if self._pending is not None:
                 update_entry(self._pending, message)
                 self._pending = None
@@ -181,7 +186,7 @@ class TurnActions:
             self._show_failure(failure, answer)
         elif finish is not None and finish.finish == "cancelled" and finish.message is None:
             self._give_back()
-        self.run_worker(self.refreshed(), exclusive=True, group="refresh")
+        self.spawn(self.refreshed(), "refresh")
         self.show_status()
         self.show_keys()
         self.query_one(Sidebar).reload(self.conversation.id if self.conversation else None)
@@ -242,6 +247,21 @@ class TurnActions:
 
     # Queue --------------------------------------------------------------------------------------------------------------
 
+    def _hold(self, text: str) -> None:
+        """The first message of a new conversation, written while the build is loading."""
+        if self.held:
+            self.tell("The first message waits for the build already.", "warning")
+            return
+        self.held = text
+        self.composer.remember(text)
+        self.composer.reset()
+        try:
+            # A draft until it is sent: it must survive whatever ends the program now.
+            self.app.store.save_draft(None, text)
+        except StoreError as error:
+            self.app.not_saved(error)
+        self.show_queue([])
+
     def _enqueue(self, text: str) -> None:
         if self.conversation is None:
             self.tell("The first message is still being stored; try again in a moment.", "warning")
@@ -266,12 +286,13 @@ class TurnActions:
 
     def show_queue(self, queue: list[Any]) -> None:
         self.queue = list(queue)
-        self.status.queued = len(self.queue)
+        texts = [self.held] if self.held else [item.text for item in self.queue]
+        self.status.queued = len(texts)
         self.composer.queued = len(self.queue)
         line = self.query_one("#queue", Static)
         width = max(10, self.size.width - 12)
-        line.update("\n".join(f"queued {n}: {crop_cells(visible_line(item.text), width)}" for n, item in enumerate(self.queue, 1)))
-        line.display = bool(self.queue)
+        line.update("\n".join(f"queued {n}: {crop_cells(visible_line(text), width)}" for n, text in enumerate(texts, 1)))
+        line.display = bool(texts)
         self.show_status()
 
     def on_recall_queued(self) -> None:
@@ -287,6 +308,16 @@ class TurnActions:
             self.composer.reset(draft.text)
         self.reload_queue()
 
+    def on_remove_queued(self) -> None:
+        """Del in an empty composer drops the newest waiting message."""
+        if not self.queue:
+            return
+        try:
+            self.app.store.queue_remove(self.queue[-1].id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+        self.reload_queue()
+
     def action_send_queued(self) -> None:
         if not self.queue:
             self.tell("Nothing is queued.")
@@ -295,6 +326,15 @@ class TurnActions:
         else:
             first = self.queue[0]
             self.start(self._request(first.text, first.id), first.text)
+
+    def send_waiting(self) -> None:
+        """The build is there: what was written meanwhile is sent."""
+        if self.held:
+            text, self.held = self.held, ""
+            self.show_queue(self.queue)
+            self.start(self._request(text), text)
+        elif self.queue and not self.pump.running:
+            self.action_send_queued()
 
     def action_clear_queue(self) -> None:
         try:

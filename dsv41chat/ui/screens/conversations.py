@@ -18,19 +18,22 @@ from dsv41chat.store import Store, StoreError
 from dsv41chat.ui.present import age
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
-from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
+from dsv41chat.ui.spawn import Spawning
 
 FULL_TEXT_DELAY_S = 0.150
+PREVIEWED = 6
+FOOT = "enter open  / filter  n new  r rename  p pin  e export  d delete  u undo  tab preview  s sort  b build"
 SORTS = ("recent", "title", "created", "size")
 
 
-class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
+class ConversationsScreen(Spawning, ModalScreen[tuple[str, str] | None]):
     """Returns ("open", id), ("new", ""), ("export", id) or None."""
 
     BINDINGS = [
         Binding("escape", "close", "Close", show=False),
         Binding("down", "to_list", "To the list", show=False),
-        Binding("tab", "swap", "Filter / list", show=False, priority=True),
+        Binding("tab", "preview", "Preview", show=False, priority=True),
     ]
     LIST_KEYS = {
         "n": "new", "r": "rename", "p": "pin", "e": "export", "d": "delete", "delete": "delete", "u": "undelete", "s": "next_sort",
@@ -51,9 +54,9 @@ class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
             with Horizontal(classes="dialog-bar"):
                 yield Static("Conversations", id="list-title", markup=False)
                 yield Static("", id="list-sort", markup=False)
-            yield Input(self._query, placeholder="filter by title and text", id="list-filter", compact=True)
+            yield Input(self._query, placeholder="/ filters by title and text", id="list-filter", compact=True)
             yield OptionList(id="list", markup=False, compact=True)
-            yield Static("enter open  n new  r rename  p pin  e export  d delete  u undo  s sort  b build  tab filter", classes="dialog-foot")
+            yield Static(FOOT, classes="dialog-foot")
 
     def on_mount(self) -> None:
         self.query_one(Input).focus() if self._query else self.query_one(OptionList).focus()
@@ -65,7 +68,7 @@ class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
     # Rows ---------------------------------------------------------------------------------------------------------------
 
     def _reload(self) -> None:
-        self.run_worker(self._load(), exclusive=True, group="list")
+        self.spawn(self._load(), "list")
 
     async def _load(self) -> None:
         """Titles first; after a pause the text too, unless another key came."""
@@ -82,6 +85,9 @@ class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
             self.notify(visible_line(str(error)), severity="error", markup=False)
 
     def _show(self) -> None:
+        if not self.query(OptionList):
+            # The page was closed while the store was asked.
+            return
         options = self.query_one(OptionList)
         kept = self._highlighted()
         options.clear_options()
@@ -136,8 +142,18 @@ class ConversationsScreen(ModalScreen[tuple[str, str] | None]):
     def action_to_list(self) -> None:
         self.query_one(OptionList).focus()
 
-    def action_swap(self) -> None:
-        (self.query_one(OptionList) if isinstance(self.focused, Input) else self.query_one(Input)).focus()
+    def action_preview(self) -> None:
+        """The last messages of the highlighted conversation, without opening it."""
+        row = self._row_of(self._highlighted())
+        if row is None or row.leaf_id is None:
+            return
+        try:
+            path = self._store.path_to(row.leaf_id)
+        except StoreError as error:
+            self.notify(visible_line(str(error)), severity="error", markup=False)
+            return
+        parts = [f"{'you' if one.role == 'user' else one.build_name or one.role}\n{one.text}" for one in path[-PREVIEWED:]]
+        self.app.push_screen(TextScreen(row.title, "\n\n".join(parts)))
 
     def _to_filter(self) -> None:
         self.query_one(Input).focus()

@@ -17,12 +17,13 @@ from textual.widgets.option_list import Option
 from dsv41chat.store import SearchHit, Store, StoreError
 from dsv41chat.ui.present import age
 from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.spawn import Spawning
 
 DELAY_S = 0.150
 MORE = "more"
 
 
-class SearchScreen(ModalScreen[tuple[str, str] | None]):
+class SearchScreen(Spawning, ModalScreen[tuple[str, str] | None]):
     """Returns (conversation id, message id) of the chosen place, None when it was closed."""
 
     BINDINGS = [Binding("escape", "close", "Close", show=False), Binding("down", "to_list", "To the list", show=False)]
@@ -53,14 +54,14 @@ class SearchScreen(ModalScreen[tuple[str, str] | None]):
     def _search(self) -> None:
         self._cancel.set()
         self._cancel = threading.Event()
-        self.run_worker(self._find(self._query, None, self._cancel), exclusive=True, group="search")
+        self.spawn(self._find(self._query, None, self._cancel), "search")
 
     async def _find(self, query: str, before: int | None, cancel: threading.Event) -> None:
         if before is None:
             await asyncio.sleep(DELAY_S)
             self._hits = []
         loop = asyncio.get_running_loop()
-        say = lambda text: self.query_one("#search-title", Static).update(text) if self.is_mounted else None
+        say = self._say
         searching = lambda: loop.call_soon_threadsafe(say, "Search everywhere  (searching the whole text, esc ends it)")
         try:
             page = await asyncio.to_thread(self._store.search, query, before=before, cancel=cancel.is_set, on_scan=searching)
@@ -74,6 +75,10 @@ class SearchScreen(ModalScreen[tuple[str, str] | None]):
         self._next = page.next
         say(f"Search everywhere  ({len(self._hits)}{'+' if page.next else ''})")
         self._show(kept if before is not None else 0)
+
+    def _say(self, text: str) -> None:
+        for title in self.query("#search-title").results(Static):
+            title.update(text)
 
     def _show(self, highlight: int) -> None:
         options: list[Option] = []
@@ -92,6 +97,9 @@ class SearchScreen(ModalScreen[tuple[str, str] | None]):
                 options.append(Option(line, id=str(number)))
         if self._next is not None:
             options.append(Option("  more …", id=MORE))
+        if not self.query(OptionList):
+            # The page was closed while the store was asked.
+            return
         listing = self.query_one(OptionList)
         listing.clear_options()
         listing.add_options(options)
@@ -104,7 +112,7 @@ class SearchScreen(ModalScreen[tuple[str, str] | None]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         if event.option.id == MORE:
-            self.run_worker(self._find(self._query, self._next, self._cancel), exclusive=True, group="search")
+            self.spawn(self._find(self._query, self._next, self._cancel), "search")
         else:
             self._choose(int(event.option.id))
 

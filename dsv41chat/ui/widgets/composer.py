@@ -10,7 +10,7 @@ from textual.widgets import TextArea
 
 from dsv41chat.ui.commands import CommandError, common, complete_path
 from dsv41chat.ui.keymap import COMPOSER, bindings
-from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RecallQueued, Submitted
+from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RecallQueued, RemoveQueued, Submitted
 from dsv41chat.ui.sanitize import sendable
 
 BURST_GAP_S = 0.015
@@ -24,7 +24,7 @@ _CHIP = re.compile(r"\[(paste|file) (\d+): [^\]\n]*\]")
 
 
 class Composer(TextArea):
-    """text is what is shown; expanded() is what is sent. burst_paste: treat key bursts as paste."""
+    """text is what is shown; expanded() is what is sent. burst_paste: treat key bursts as paste; queued: waiting messages."""
 
     BINDINGS = bindings(COMPOSER)
 
@@ -38,6 +38,8 @@ class Composer(TextArea):
         self._last_key = 0.0
         self._burst = 0
         self._chip_count = 0
+        self._after_x = False
+        self.queued = 0
 
     # Sending ------------------------------------------------------------------------------------------------------------
 
@@ -74,6 +76,7 @@ class Composer(TextArea):
         self._burst = self._burst + 1 if now - self._last_key < BURST_GAP_S else 0
         self._last_key = now
         key = event.key
+        after_x, self._after_x = self._after_x, False
         if key in NEWLINE_KEYS or key.endswith("+\r"):
             event.stop()
             event.prevent_default()
@@ -87,6 +90,19 @@ class Composer(TextArea):
                 self._show_chip(chip)
             else:
                 self.submit()
+        elif key == "delete" and not self.text and self.queued:
+            event.stop()
+            event.prevent_default()
+            self.post_message(RemoveQueued())
+        elif key == "ctrl+x" and self.selection.is_empty:
+            # Waits for ctrl+E; with nothing selected there is nothing to cut.
+            event.stop()
+            event.prevent_default()
+            self._after_x = True
+        elif key == "ctrl+e" and after_x:
+            event.stop()
+            event.prevent_default()
+            self.screen.action_external_editor()
         elif key == "tab" and self._complete():
             event.stop()
             event.prevent_default()
@@ -138,7 +154,7 @@ class Composer(TextArea):
 
     def _recall(self, step: int) -> None:
         if self._place is None:
-            if not self.text and step < 0 and self.query_queue():
+            if not self.text and step < 0 and self.queued:
                 self.post_message(RecallQueued())
                 return
             self._kept, self._place = self.text, len(self.prompts)
@@ -150,10 +166,6 @@ class Composer(TextArea):
             return
         self.reset(self.prompts[place])
         self._place = place
-
-    def query_queue(self) -> bool:
-        """Whether messages wait; the screen sets `queued`."""
-        return bool(getattr(self, "queued", 0))
 
     # Paste --------------------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,12 @@ from dsv41chat.store import StoreError
 from dsv41chat.ui.present import age, day_group
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.spawn import Spawning
 
 SHOWN = 200
 
 
-class Sidebar(Widget):
+class Sidebar(Spawning, Widget):
     """A list of recent conversations; choosing one posts Chosen."""
 
     class Chosen(Message):
@@ -42,7 +43,7 @@ class Sidebar(Widget):
         """Reads the list again; `current` is the conversation on screen."""
         self._current = current
         if self.display and self.is_mounted:
-            self.run_worker(self._load(), exclusive=True, group="sidebar")
+            self.spawn(self._load(), "sidebar")
 
     async def _load(self) -> None:
         try:
@@ -53,6 +54,9 @@ class Sidebar(Widget):
         self._show()
 
     def _show(self) -> None:
+        if not self.query(OptionList):
+            # The screen was closed while the store was asked.
+            return
         options = self.query_one(OptionList)
         options.clear_options()
         width = max(10, self.size.width - 4)
