@@ -146,7 +146,7 @@ def test_a_fault_ends_in_one_paragraph_and_a_clean_terminal(tmp_path):
         terminal.keys("Enter")
         terminal.wait("prefilled")
         terminal.keys("F12")
-        shown = terminal.wait("exit=1")
+        shown = terminal.wait("exit=1").replace("\n", "")
         assert terminal.modes == CLEAN and "has failed: RuntimeError" in shown and "dsv41chat.log" in shown and "resume with" in shown
         assert "Traceback" not in shown
 
