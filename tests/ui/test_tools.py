@@ -118,7 +118,7 @@ async def test_find_walks_through_the_hits(tmp_path):
         chat = chat_of(app)
         await say(pilot, app, "where is the Needle?")
         await pilot.press("ctrl+f", *"needle")
-        await until(lambda: "3 of 3" in screen_text(app))
+        await until(lambda: "3 of 3" in screen_text(app) and chat._find_timer is None)
         await pilot.press("enter")
         await until(lambda: "1 of 3" in screen_text(app))
         await pilot.press("shift+enter")

@@ -101,6 +101,8 @@ class MessageActions:
             self.tell("Stop the running answer first (esc).", "warning")
         elif self.readonly:
             self.tell("This conversation is read-only here.", "warning")
+        elif self.switching:
+            self.tell("A build is being loaded; esc cancels.", "warning")
         else:
             return True
         return False

@@ -236,7 +236,7 @@ class SettingsActions:
 
     def preload(self) -> None:
         """Loads the build that will answer while the user reads and writes; nothing happens where it cannot be loaded."""
-        if self.app.readonly or self.app.begin.backend_missing or self.app.host.engine is not None or self.switching:
+        if self.app.readonly or self.app.begin.backend_missing or self.app.host.engine is not None or self.switching or self.pump.running:
             return
         try:
             ref = self.app.host.resolve(self.app.build, self.conversation)
@@ -246,6 +246,9 @@ class SettingsActions:
         self.spawn(self._switch(ref, quiet=True), "switch", exclusive=False)
 
     async def _switch(self, ref: Any, quiet: bool = False) -> None:
+        if quiet and (self.pump.running or self.app.host.engine is not None):
+            # A turn was faster: it loads the build itself.
+            return
         self.switching = True
         self._switch_cancel.clear()
         if self.pump.running:

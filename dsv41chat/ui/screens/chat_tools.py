@@ -48,6 +48,9 @@ class ToolActions:
         self._find_timer = self.set_timer(FIND_DELAY_S, self._find_now)
 
     def _find_now(self) -> None:
+        if self._find_timer is not None:
+            self._find_timer.stop()
+            self._find_timer = None
         query = self._query.casefold()
         self._hits, self._hit = [], -1
         if query:
@@ -67,6 +70,10 @@ class ToolActions:
             self._go(len(self._hits) - 1)
 
     def on_find_bar_step(self, event: FindBar.Step) -> None:
+        if self._find_timer is not None:
+            # Enter came before the pause after the last letter: what was found so far is of a shorter word.
+            self._find_now()
+            return
         self.action_find_step(event.direction)
 
     def action_find_step(self, direction: int) -> None:
