@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SETTLE_S = 30.0
 MakeHost = Callable[..., "EngineHost"]
 
 
@@ -182,7 +183,14 @@ class _Chat:
                 action="load" if args.load_only else "dry-run" if args.dry_run else "answer", strict=args.strict, warnings=tuple(self.warnings),
                 program=program(),
             )  # fmt: skip
-            return headless.run(job, controller, self.sink, self.stderr, self.interrupts)
+            code = headless.run(job, controller, self.sink, self.stderr, self.interrupts)
+            self._settle()
+            return code
+
+    def _settle(self) -> None:
+        """The output is complete: leave the conversation ready for its next turn, unless a signal says to go."""
+        if self.interrupts.code is None:
+            self.host.settle(SETTLE_S, lambda: self.interrupts.code is not None)
 
     def _messages(self, args: Namespace) -> list[str]:
         from dsv41chat.ui.inputs import read_stdin, read_text, user_messages
@@ -286,6 +294,8 @@ class _Chat:
         controller = self._controller(settings)
         self.host.allow_second = args.allow_second
         self.host.fresh_sessions = args.no_cache
+        if args.no_cache:
+            self.host.states.switch_off()
         return controller
 
     def _controller(self, settings: Settings) -> TurnController:

@@ -119,11 +119,11 @@ _TABLE = (
     _key("engram.path", "auto", "the one way to read rows, for diagnosis", choices=("auto", "direct", "advise", "pool", "nocache")),
     _key("engram.cache_budget", "auto", "table bytes that one request may push into the page cache", "size", auto=True),
     _key("engram.row_cache", "auto", "table rows kept in memory where the page cache is passed by; 0 = none", "int", auto=True, low=0),
-    _key("cache.enabled", True, "keep computed states of conversations", inert=True),
-    _key("cache.dir", "", "folder of computed states; empty: the user cache folder", "dir"),
-    _key("cache.budget", "auto", "bytes that stored states may take; 0 = off", "size", auto=True, inert=True),
-    _key("cache.strict", False, "check a stored state completely before it is used", inert=True),
-    _key("cache.min_tokens", "auto", "shortest state that is stored", "int", auto=True, low=1, inert=True),
+    _key("cache.enabled", True, "keep computed states of conversations"),
+    _key("cache.dir", "", "folder of computed states; empty: prompt_cache in the user cache folder", "dir"),
+    _key("cache.budget", "auto", "bytes that stored states may take; 0 = off", "size", auto=True),
+    _key("cache.strict", False, "resume only where every device repeats a fresh run bit for bit"),
+    _key("cache.min_tokens", "auto", "shortest state that is stored", "int", auto=True, low=1),
     _key("ui.theme", "auto", "auto, dark, light, high-contrast, ansi or a Textual theme"),
     _key("ui.mouse", True, "false: the terminal keeps its own selection"),
     _key("ui.sidebar", "auto", "conversation list at the left", choices=("auto", "show", "hide")),
@@ -165,11 +165,15 @@ _CLASSES = {section: _section_class(section) for section in SECTIONS if section 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the program keeps its files. config: the TOML file (may not exist); the others are folders, made on first use."""
+    """Where the program keeps its files. config: the TOML file (may not exist); the others are folders, made on first use.
+
+    states: of the prompt cache.
+    """
 
     config: Path
     data: Path
     cache: Path
+    states: Path
     state: Path
     log: Path
 
@@ -489,6 +493,5 @@ def _paths(config: Path, data_dir: str | Path | None, cache_dir: str) -> Paths:
         folders = {"data": data, "cache": data / "cache", "state": data / "state", "log": data / "log"}
     else:
         folders = {name: path for name, path in _user_folders().items() if name != "config"}
-    if cache_dir:
-        folders["cache"] = Path(cache_dir).expanduser().absolute()
+    folders["states"] = Path(cache_dir).expanduser().absolute() if cache_dir else folders["cache"] / "prompt_cache"
     return Paths(config=config, **folders)

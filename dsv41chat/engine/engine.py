@@ -20,7 +20,8 @@ from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.table import EngramSettings
 from dsv41chat.engine.errors import PackDamaged, PackUnsupported
 from dsv41chat.engine.events import Loading, Residency
-from dsv41chat.engine.pack.build import Pack, build_drafter, build_trunk, open_pack
+from dsv41chat.engine.invariance import rows_verdict
+from dsv41chat.engine.pack.build import Pack, build_drafter, build_trunk, open_pack, stays_packed
 from dsv41chat.engine.session import Session
 from dsv41chat.engine.trial import Trunk
 
@@ -58,6 +59,8 @@ def probe_pack(folder: str | Path) -> PackInfo:
 class Engine:
     """family, name, fingerprint: of the pack. context_limit: tokens a session may hold. tokenizer: None when the pack has none.
 
+    numeric_options: options of this loading that change bits of a state. facts: measured verdicts, by key.
+
     drafting: what its sessions share for drafting.
     """
 
@@ -77,11 +80,13 @@ class Engine:
         self.prefill_chunk = _PREFILL_CHUNK[device_kind()]
         self.device, self.mlx_version = backend_info()
         self.generation_defaults = _generation_defaults(pack.folder)
+        self.numeric_options: dict[str, object] = {}
+        self.facts: MutableMapping[str, str] = facts if facts is not None else {}
         self.drafting = Drafting(
             trunk,
             draft_model,
             exact=exact,
-            facts=facts if facts is not None else {},
+            facts=self.facts,
             build=f"{pack.fingerprint[:16]}.{trunk.dtype}",
             machine=f"{self.device}.{self.mlx_version}",
             fault=pack.found.fault,
@@ -93,6 +98,11 @@ class Engine:
     @property
     def tables(self) -> EngramReader | None:
         return self.trunk.tables
+
+    @property
+    def row_invariant(self) -> bool:
+        """Whether a row's bits are known not to depend on the rows beside it."""
+        return rows_verdict(self)
 
     def residency(self) -> Residency:
         return Residency(self.tables.residency() if self.tables is not None else ())
@@ -171,7 +181,10 @@ def open_engine(
     progress(Loading("drafter", 0, pack.drafter_bytes, "bytes"))
     model = build_drafter(pack, trunk, rounded=qat_sim if pack.config.family == "v4" else cache_quant, linear_input_fp8=linear_input_fp8)
     progress(Loading("ready", len(pack.plan), len(pack.plan), "layers"))
-    return Engine(pack, trunk, tokenizer, context or limit, model, exact, facts)
+    engine = Engine(pack, trunk, tokenizer, context or limit, model, exact, facts)
+    rounded = {"qat_sim": qat_sim} if engine.family == "v4" else {"cache_quant": cache_quant, "linear_input_fp8": linear_input_fp8}
+    engine.numeric_options = {**rounded, "packed": stays_packed(pack), "exact": exact}
+    return engine
 
 
 def _generation_defaults(folder: Path) -> dict:

@@ -44,6 +44,16 @@ class PoolSpec:
     block: int
 
 
+@dataclass(frozen=True)
+class LaneMark:
+    """A position of one lane: its ids and its rings as they were."""
+
+    serial: int
+    n: int
+    ids: tuple[int, ...]
+    rings: dict[str, mx.array]
+
+
 class Lane:
     """ids: the committed token ids, plus those of an open trial beyond `n`. high: the highest position ever written (ruling 1 of
     the specification): rows before `high - roll` may be overwritten, so a trim below that is refused."""
@@ -51,12 +61,14 @@ class Lane:
     def __init__(self, specs: tuple[RingSpec | PoolSpec, ...], roll: int):
         self.specs = {s.name: s for s in specs}
         self.roll = roll
+        self._serial = 0
         self.reset()
 
     def reset(self) -> None:
         """Back to an empty timeline; the buffers start small again."""
         self.ids: list[int] = []
         self.n = self.high = 0
+        self._marks: dict[int, int] = {}  # serial -> n of the marks that can be returned to
         self.buffers = {
             s.name: mx.zeros((s.rows if isinstance(s, RingSpec) else s.block, *s.tail), dtype=s.dtype) for s in self.specs.values()
         }
@@ -83,13 +95,34 @@ class Lane:
     def restore_rings(self, held: dict[str, mx.array]) -> None:
         self.buffers.update(held)
 
+    def mark(self) -> LaneMark:
+        """Position n, to come back to with `rewind` however far the lane goes on. Pools are not copied: rows below n stay as they are."""
+        self._serial += 1
+        self._marks[self._serial] = self.n
+        return LaneMark(self._serial, self.n, tuple(self.ids[: self.n]), self.hold_rings())
+
+    def rewind(self, mark: LaneMark) -> bool:
+        """Go back to a mark of this lane. False, and nothing changes, if the lane was below it since."""
+        if mark.serial not in self._marks:
+            return False
+        self.restore_rings(mark.rings)
+        self.ids = list(mark.ids)
+        self._fall_back(mark.n)
+        self.high = mark.n + self.roll
+        return True
+
+    def _fall_back(self, n: int) -> None:
+        """n is the position now; pool rows that a later mark stands on will be overwritten."""
+        self.n = n
+        self._marks = {serial: at for serial, at in self._marks.items() if at <= n}
+
     def truncate(self, n: int) -> bool:
         """Go back to n <= self.n. False, and nothing changes, when the rings no longer hold what position n needs."""
         if not 0 <= n <= self.n or (n < self.high - self.roll and n > 0):
             return False
         if n == 0:
             self.reset()
-        self.n = n
+        self._fall_back(n)
         del self.ids[n:]
         return True
 
@@ -105,7 +138,7 @@ class Lane:
         oldest first. Buffers without such rows are left out."""
         out: dict[str, np.ndarray | mx.array] = {"ids": np.array(self.ids[: self.n], np.int32)}
         for name, spec in self.specs.items():
-            rows = self._saved_rows(spec)
+            rows = self.saved_rows(spec)
             if len(rows):
                 out[name] = self.buffers[name][mx.array(rows)]
         mx.eval([v for v in out.values() if isinstance(v, mx.array)])
@@ -118,7 +151,7 @@ class Lane:
         ids = [int(i) for i in np.asarray(state["ids"])]
         self.n = len(ids)
         for name, spec in self.specs.items():
-            rows, saved = self._saved_rows(spec), state.get(name)
+            rows, saved = self.saved_rows(spec), state.get(name)
             found = None if saved is None else (saved.shape, saved.dtype)
             if len(rows) and found != ((len(rows), *spec.tail), spec.dtype):
                 self.reset()
@@ -132,7 +165,8 @@ class Lane:
         self.ids, self.high = ids, self.n + self.roll
         mx.eval(self.arrays())
 
-    def _saved_rows(self, spec: RingSpec | PoolSpec) -> np.ndarray:
+    def saved_rows(self, spec: RingSpec | PoolSpec) -> np.ndarray:
+        """int32 slots of the rows below n that a later row can see, oldest first."""
         if isinstance(spec, RingSpec):
             visible = spec.visible(self.n)
             return np.arange(visible.start, visible.stop, dtype=np.int32) % spec.rows

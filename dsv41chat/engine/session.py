@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from dsv41chat.engine.answer import Answer
 from dsv41chat.engine.chat.encode import EncodedPrompt
 from dsv41chat.engine.draft.base import Drafter, PlainDrafter
@@ -13,6 +15,7 @@ from dsv41chat.engine.draft.depth import DepthPolicy, FixedDepth
 from dsv41chat.engine.draft.verify import run_round
 from dsv41chat.engine.errors import ContextFull, PackIncomplete
 from dsv41chat.engine.events import Done, DraftRound, Piece, Prefill, Residency
+from dsv41chat.engine.lane import LaneMark
 from dsv41chat.engine.sampling import SamplingParams, choose
 from dsv41chat.engine.target import Target
 
@@ -28,12 +31,15 @@ class Session:
     """Sessions share the engine's weights and nothing else; they may interleave round by round.
 
     rows_run: trunk rows this session has computed, all turns together. policy: its adaptive depth, which learns from turn to turn.
+    prefill_rate: tokens/s of the last prefill that was long enough to measure.
     """
 
     def __init__(self, engine: Engine, drafter: Drafter, policy: DepthPolicy):
         self.engine, self.drafter, self.policy = engine, drafter, policy
         self.target = Target(engine.trunk)
         self.rows_run = 0
+        self.prefill_rate: float | None = None
+        self._mark: tuple[LaneMark, dict[str, mx.array]] | None = None  # where the newest prompt ended
 
     def generate(
         self,
@@ -45,12 +51,15 @@ class Session:
         draft: str | int = "auto",
         loop_stop: bool = True,
         cancel: Callable[[], bool] = lambda: False,
+        marks: Sequence[int] = (),
+        on_mark: Callable[[int], None] = lambda n: None,
     ) -> Iterator[Event]:
         """Answer `prompt`. Yields Residency, Prefill..., (Piece | DraftRound)..., Done.
 
         draft: auto, off or a fixed depth; it changes how fast the answer comes and never what it is.
         max_tokens counts every emitted id, the stop id included. cancel is polled at chunk and round borders and ends the turn
         with finish `cancelled`. Raises ContextFull before any work, and EngineError with the lane at its last commit.
+        marks: prompt positions where a chunk must end; on_mark(n) is called there, with the lane at its commit.
         """
         if self.engine.tokenizer is None:
             words = f"{self.engine.name} has no tokenizer.json: it can be verified, not talked to"
@@ -63,29 +72,106 @@ class Session:
             )
         if self.engine.tables is not None:
             self.engine.tables.begin_request()
-        turn = _Turn(self, prompt, sampling, Answer(self.engine.tokenizer, prompt, tuple(stop), min(max_tokens, room), loop_stop), draft, cancel)
-        yield from turn.run()
+        answer = Answer(self.engine.tokenizer, prompt, tuple(stop), min(max_tokens, room), loop_stop)
+        yield from _Turn(self, prompt, sampling, answer, draft, cancel, _Marks(marks, on_mark)).run()
 
     def held(self, ids: Sequence[int]) -> int:
         """How many of the first `ids` the lane holds already."""
         return self.target.lane.common_prefix(ids)
 
-    def reuse(self, ids: Sequence[int]) -> int:
-        """Bring the lane to the longest prefix it shares with `ids`, at most all but the last id; returns its length."""
+    def reach(self, ids: Sequence[int]) -> int:
+        """The position that `reuse` would bring the lane to; changes nothing."""
         lane = self.target.lane
         keep = min(lane.common_prefix(ids), len(ids) - 1)
-        if keep < lane.n and not lane.truncate(keep):
-            lane.reset()
+        if keep == lane.n or keep >= lane.high - lane.roll:
+            return keep
+        return self._mark[0].n if self._mark is not None and self._mark[0].n <= keep else 0
+
+    def reuse(self, ids: Sequence[int]) -> int:
+        """Bring the lane to the longest prefix it can share with `ids`, at most all but the last id; returns its length."""
+        lane = self.target.lane
+        keep = min(lane.common_prefix(ids), len(ids) - 1)
+        if keep == lane.n or lane.truncate(keep):
+            pass
+        elif self._mark is not None and self._mark[0].n <= keep and lane.rewind(self._mark[0]):
+            self.drafter.load(self._mark[1], lane.n)
+            return lane.n
+        else:
+            self.clear()
         if lane.n == 0:
             self.drafter.reset()
         else:
             self.drafter.truncate(lane.n)
         return lane.n
 
+    def clear(self) -> None:
+        """Back to an empty timeline."""
+        self.target.drop()
+        self.target.lane.reset()
+        self.drafter.reset()
+        self._mark = None
+
+    def mark_prompt(self) -> None:
+        """Remember this position: a retry, or the next prompt without this answer's thinking part, comes back to it."""
+        self._mark = self.target.lane.mark(), self.drafter.state()
+
+    def prefill(
+        self,
+        ids: Sequence[int],
+        *,
+        cancel: Callable[[], bool] = lambda: False,
+        marks: Sequence[int] = (),
+        on_mark: Callable[[int], None] = lambda n: None,
+    ) -> bool:
+        """Bring the lane to all of `ids` but the last, for a prompt that will go on from there. False when cancelled at a chunk border."""
+        if self.engine.tables is not None:
+            self.engine.tables.begin_request()
+        self.reuse(ids)
+        for _ in self.advance(ids, cancel, _Marks(marks, on_mark), self.drafter):
+            continue
+        return self.target.n == len(ids) - 1
+
+    def advance(self, ids: Sequence[int], cancel: Callable[[], bool], marks: _Marks, drafter: Drafter) -> Iterator[int]:
+        """Run all of ids from n on but the last, in chunks that end on the engine's grid and at marks; yields n after each.
+
+        Ends early when cancelled. The last id tells the drafter what follows the last row.
+        """
+        chunk, target, end = self.engine.prefill_chunk, self.target, len(ids) - 1
+        # Rows further back than the drafter's window are never seen by a pass after the prompt.
+        first = end - drafter.window
+        while target.n < end and not cancel():
+            n = target.n
+            stop = marks.cut(n, min(end, (n // chunk + 1) * chunk))
+            ahead = ids[stop : max(stop + 1, min(end, stop + chunk))]
+            drafted = drafter.needs_taps and stop > first
+            trial = target.rows(ids[n:stop], logits_from=None, want_taps=drafted, ahead=ahead)
+            target.commit(trial, stop - n)
+            self.rows_run += stop - n
+            if drafted:
+                seen = max(n, first)
+                drafter.ingest(trial.taps[seen - n :], seen, ids[seen + 1 : stop + 1])
+            marks.reached(stop)
+            yield stop
+
+
+class _Marks:
+    """Positions at which a chunk must end."""
+
+    def __init__(self, positions: Sequence[int] = (), reached: Callable[[int], None] = lambda n: None):
+        self._positions, self._call = sorted(set(positions)), reached
+
+    def cut(self, n: int, stop: int) -> int:
+        return next((p for p in self._positions if n < p < stop), stop)
+
+    def reached(self, n: int) -> None:
+        if n in self._positions:
+            self._call(n)
+
 
 class _Turn:
-    def __init__(self, session: Session, prompt: EncodedPrompt, sampling: SamplingParams, answer: Answer, draft, cancel):
+    def __init__(self, session: Session, prompt: EncodedPrompt, sampling: SamplingParams, answer: Answer, draft, cancel, marks: _Marks):
         self.session, self.prompt, self.sampling, self.answer, self.cancel = session, prompt, sampling, answer, cancel
+        self.marks = marks
         self.mode = draft
         self.depth = session.engine.drafting.depth(draft, session.policy)
         # A plain turn does no work for a drafter; the next drafted one begins with the rows that come then.
@@ -126,26 +212,16 @@ class _Turn:
         session, ids = self.session, self.prompt.ids
         self.cached = session.reuse(ids)
         total, last_event = len(ids) - self.cached, 0.0
-        chunk, drafter = session.engine.prefill_chunk, self.drafter
-        # Rows further back than the drafter's window are never seen by a pass after the prompt.
-        first = len(ids) - 1 - drafter.window
-        while session.target.n < len(ids) - 1:
-            if self.cancel():
-                return "cancelled"
-            n = session.target.n
-            end = min(len(ids) - 1, (n // chunk + 1) * chunk)
-            ahead = ids[end : max(end + 1, min(len(ids) - 1, end + chunk))]
-            drafted = drafter.needs_taps and end > first
-            trial = session.target.rows(ids[n:end], logits_from=None, want_taps=drafted, ahead=ahead)
-            session.target.commit(trial, end - n)
-            session.rows_run += end - n
-            if drafted:
-                seen = max(n, first)
-                drafter.ingest(trial.taps[seen - n :], seen, ids[seen + 1 : end + 1])
+        for end in session.advance(ids, self.cancel, self.marks, self.drafter):
             now = time.perf_counter()
             if now - last_event >= _PREFILL_EVENT_S and end < len(ids) - 1:
                 last_event = now
                 yield Prefill(self.cached, end - self.cached, total, (end - self.cached) / (now - began))
+        if session.target.n < len(ids) - 1:
+            return "cancelled"
+        if total > session.engine.prefill_chunk:
+            session.prefill_rate = total / max(time.perf_counter() - began, 1e-9)
+        session.mark_prompt()
         if self.cancel():
             return "cancelled"
         yield Prefill(self.cached, total, total, total / max(time.perf_counter() - began, 1e-9))

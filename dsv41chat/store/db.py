@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import W_OK, access
 from pathlib import Path
@@ -25,6 +25,8 @@ from dsv41chat.store.errors import StoreClosed, StoreReadOnly, primary_code, tra
 from dsv41chat.store.migrations import CHAT, check_known
 
 BUSY_S = 5.0  # how long a statement waits for another process before StoreBusy
+# A committed message survives a power cut; costs about 10 ms per commit.
+DURABLE = {"synchronous": "FULL"}
 
 
 class _Link:
@@ -46,15 +48,24 @@ class _Link:
 class Connections:
     """path: the database file, or None for one in memory. migrations: the steps that make its tables.
 
-    readonly: never writes, never creates a file. busy_s: seconds to wait for another process.
+    readonly: never writes, never creates a file. busy_s: seconds to wait for another process. pragmas: of every connection.
     Raises StoreReadOnly, StoreBusy, StoreDamaged, StoreNewer, StoreFull.
     """
 
-    def __init__(self, path: Path | None, migrations: Migrations = CHAT, *, readonly: bool = False, busy_s: float = BUSY_S):
+    def __init__(
+        self,
+        path: Path | None,
+        migrations: Migrations = CHAT,
+        *,
+        readonly: bool = False,
+        busy_s: float = BUSY_S,
+        pragmas: Mapping[str, str] = DURABLE,
+    ):
         self.path = path
         self._migrations = migrations
         self.readonly = readonly
         self._busy_s = busy_s
+        self._pragmas = pragmas
         self._uri: str | None = None  # set when the file is opened in another way than by its path
         self._copy: tempfile.TemporaryDirectory | None = None
         self._shared: _Link | None = None
@@ -206,8 +217,8 @@ class Connections:
         )
         link = _Link(Database(conn, recursive_triggers=False, execute_plugins=False))
         conn.execute("PRAGMA foreign_keys=ON")
-        # A committed message survives a power cut; costs about 10 ms per commit.
-        conn.execute("PRAGMA synchronous=FULL")
+        for name, value in self._pragmas.items():
+            conn.execute(f"PRAGMA {name}={value}")
         conn.execute("PRAGMA secure_delete=ON")
         with self._links_lock:
             self._links.add(link)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsv41chat.engine.errors import DoesNotFit, EngineError, PackIncomplete, PackMissing
+from dsv41chat.engine.errors import ContextFull, DoesNotFit, EngineError, PackIncomplete, PackMissing
 from dsv41chat.store import EMBEDDED, StoreError, clean_name, free_name
 from dsv41chat.ui.engine_thread import EngineThread, Stream
-from dsv41chat.ui.turn_events import BuildRef, BuildView, merge_events
+from dsv41chat.ui.states import States, StateTurn
+from dsv41chat.ui.turn_events import BuildRef, BuildView, Piece, merge_events
 
 if TYPE_CHECKING:
     from dsv41chat.engine import Engine, SamplingParams, Session
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _ANNOUNCED = "ui.embedded_announced"
 DEFAULT_KEYS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "effort")
+REST_S = 2.0
 _LARGE_BYTES = 4 << 30
 _SMALL_BYTES = 1 << 30  # below this many resident bytes several lanes can stay open side by side
 
@@ -47,6 +50,7 @@ class EngineHost:
     """settings: engine.* is read. store: the build registry and the measured verdicts; None keeps neither.
 
     opener, prober, embedded: stand-ins for `engine.open_engine`, `engine.probe_pack` and `nano.embedded_pack` (tests).
+    states: computed states of conversations; by default as the settings say, with a stand-in for the engine off.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class EngineHost:
         prober: Callable[[Path], Any] | None = None,
         embedded: Callable[[], Path] | None = None,
         backend: Callable[[], tuple[str, str]] | None = None,
+        states: States | None = None,
     ):
         self.settings = settings
         self.store = store
@@ -74,6 +79,9 @@ class EngineHost:
         self._claimed: Any = None
         self.allow_second = False
         self.fresh_sessions = False  # --no-cache: every turn starts from an empty lane
+        self.states = states or (States.of(settings) if opener is None else States(None))
+        self._rest: threading.Timer | None = None
+        self._disturbed = threading.Event()
 
     # builds ------------------------------------------------------------------------------------------------------------
 
@@ -236,8 +244,10 @@ class EngineHost:
         )  # fmt: skip
         self.view = view
         self.load_s = time.monotonic() - started
+        self.states.bind(self.engine)
 
     def _drop(self) -> None:
+        self.states.unbind()
         self._sessions.clear()
         if self.engine is not None:
             self.engine.close()
@@ -298,33 +308,124 @@ class EngineHost:
 
         return detect_v4_profile(self.view.folder, self.view.name) if setting == "auto" else setting
 
-    def generate(self, key: str, prompt: EncodedPrompt, options: TurnOptions, seed: int, cancel: Callable[[], bool]) -> Stream:
-        """Start an answer; iterate the stream for the engine's events, merged to at most 60 per second. Ends with Done."""
+    def generate(
+        self, key: str, prompt: EncodedPrompt, options: TurnOptions, seed: int, cancel: Callable[[], bool], turn: StateTurn | None = None
+    ) -> Stream:
+        """Start an answer; iterate the stream for the engine's events, merged to at most 60 per second. Ends with Done.
+
+        turn: what the store of states must know; with it the stream begins with Resumed.
+        """
         max_tokens = max(1, min(options.token_limit(), self.engine.context_limit - len(prompt.ids)))
 
         def job(emit: Callable[[Any], None]) -> None:
             if self.fresh_sessions:
                 self._sessions.pop(key, None)
             session = self._session(key)
-            for event in session.generate(
-                prompt, _sampling(options, seed), max_tokens=max_tokens, stop=options.stop, draft=options.draft,
-                loop_stop=options.loop_stop, cancel=cancel,
-            ):  # fmt: skip
-                emit(event)
 
-        stream = self.thread.stream(job, merge=merge_events)
-        self.thread.submit(self._measure_tables)
-        return stream
+            def run(**marks: Any) -> Iterator[Any]:
+                return session.generate(
+                    prompt, _sampling(options, seed), max_tokens=max_tokens, stop=options.stop, draft=options.draft,
+                    loop_stop=options.loop_stop, cancel=cancel, **marks,
+                )  # fmt: skip
 
-    def _measure_tables(self) -> None:
-        """Between turns: find out once how a large build's tables are read fastest here. Any new job ends it."""
-        if self.engine is not None and self.store is not None and not self.store.readonly:
-            self.engine.calibrate_tables(self.thread.waiting)
+            self.states.forget_seal()
+            if turn is None or not self.states.ready:
+                for event in run():
+                    emit(event)
+                return
+            self.states.begin()
+            try:
+                self._generate(session, prompt, turn, run, emit)
+            finally:
+                self.states.end()
+
+        self.disturb()
+        return self.thread.stream(job, merge=merge_events)
+
+    def _generate(self, session: Session, prompt: EncodedPrompt, turn: StateTurn, run: Callable[..., Iterator[Any]], emit: Callable[[Any], None]) -> None:
+        """Resume, answer, and leave marks on the way. A state that makes the prompt fail goes, and the prompt is read again, once."""
+        for attempt in (0, 1):
+            resumed = self.states.resume(session, prompt.ids, turn)
+            emit(resumed)
+            plan = self.states.plan(session, prompt, resumed.tokens)
+            answered = False
+            try:
+                for event in run(marks=tuple(plan), on_mark=lambda n, plan=plan: self.states.keep(session, plan[n], turn)):
+                    answered = answered or isinstance(event, Piece)
+                    emit(event)
+                return
+            except EngineError as error:
+                final = answered or attempt == 1 or resumed.source != "disk" or isinstance(error, ContextFull)
+                if final or not self.states.drop(session, prompt.ids):
+                    raise
+                log.warning("the prompt failed right after a stored state, reading it from the start: %s", error)
+
+    # between turns -----------------------------------------------------------------------------------------------------
+
+    def after_turn(self, key: str, turn: StateTurn, prefix: Sequence[int]) -> None:
+        """An answer was stored. prefix: the ids with which the next prompt of its branch begins. Does not wait."""
+
+        def job() -> None:
+            session = self._sessions.get(key)
+            if session is not None:
+                self.states.finish(session, turn, prefix)
+
+        if self.states.ready:
+            self.thread.submit(job)
+
+    def rest(self, delay_s: float = REST_S) -> None:
+        """Nothing runs: after a while do what waits for that (read a thinking answer again, measure). Ends when disturbed."""
+        self.disturb()
+        if self.states.on:
+            self._disturbed = threading.Event()
+            self._rest = threading.Timer(delay_s, self._rest_now, [self._disturbed])
+            self._rest.daemon = True
+            self._rest.start()
+
+    def _rest_now(self, disturbed: threading.Event) -> None:
+        try:
+            self.thread.submit(self._idle_work, disturbed.is_set)
+        except RuntimeError:
+            log.debug("the engine thread has ended")
+
+    def _idle_work(self, stop: Callable[[], bool]) -> None:
+        try:
+            self.states.seal(stop)
+            self.states.measure(stop)
+        except EngineError as error:
+            self.states.forget_seal()
+            log.warning("idle work failed: %s", error)
+
+    def disturb(self) -> None:
+        """Somebody wants the engine: what runs in idle time gives way at its next chunk."""
+        self._disturbed.set()
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def settle(self, timeout_s: float, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Finish what makes the next turn quick, and wait until it is on disk. False when time ran out or `stopped` said so."""
+        self.disturb()
+        if not self.states.ready:
+            return True
+        deadline = time.monotonic() + timeout_s
+        over = lambda: stopped() or time.monotonic() >= deadline
+        sealed = self.thread.submit(self._idle_work, over)
+        while not over():
+            try:
+                sealed.result(timeout=0.05)
+                break
+            except TimeoutError:
+                continue
+        return self.states.settle(max(0.0, deadline - time.monotonic()), stopped)
 
     def close(self, timeout_s: float | None = 5.0) -> bool:
         """Unload and end the engine thread. False: a job still runs (the process may leave without it)."""
+        self.disturb()
         self.thread.submit(self._drop)
-        return self.thread.close(timeout_s)
+        ended = self.thread.close(timeout_s)
+        self.states.close(timeout_s if timeout_s is not None else 30.0)
+        return ended
 
 
 def card_line(folder: Path) -> str:

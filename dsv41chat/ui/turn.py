@@ -22,6 +22,7 @@ from dsv41chat.engine.events import Done
 from dsv41chat.store import Locked, NotFound, StoreError
 from dsv41chat.ui.engine_thread import Abandoned, Stream
 from dsv41chat.ui.prompting import chat_messages, ids_hash
+from dsv41chat.ui.states import StateTurn
 from dsv41chat.ui.turn_events import (
     LEAF,
     BuildRef,
@@ -32,6 +33,7 @@ from dsv41chat.ui.turn_events import (
     Noticed,
     Piece,
     Ready,
+    Resumed,
     Saved,
     Started,
     StatusAsked,
@@ -69,6 +71,8 @@ class TurnController:
         self.store = store
         self.host = host
         self.settings = settings
+        if store.path is None:
+            host.states.switch_off()
         self.last_conversation_id: str | None = None  # of the newest turn or opening
         self._busy = threading.Lock()
         self._cancelled = False  # plain attributes: a signal handler may not take a lock
@@ -152,9 +156,9 @@ class TurnController:
         system = settings.get("system") if conversation is not None else request.system or self.settings.chat.system
         parent_id = (conversation.leaf_id if conversation is not None else None) if request.parent_id == LEAF else request.parent_id
         path = self.store.path_to(parent_id) if parent_id else []
-        options = self.options(conversation, self.host.view)
+        options = replace(self.options(conversation, self.host.view), **request.overrides)
         prompt = self.host.encode(chat_messages(system, path, self.host.tokenizer().sha256, last=request.text), options)
-        cached = self.host.cached(conversation.id, prompt) if conversation is not None else 0
+        cached = max(self.host.cached(conversation.id, prompt) if conversation is not None else 0, self.host.states.peek(prompt.ids))
         return {
             "prompt_tokens": len(prompt.ids), "cached_tokens": cached, "prefill_tokens": len(prompt.ids) - cached,
             "context_limit": self.host.engine.context_limit,
@@ -169,11 +173,14 @@ class TurnController:
         if not self._busy.acquire(blocking=False):
             raise TurnBusy("a turn is running")
         self._cancelled = self._aborted = False
+        turn = _Turn(self, request, stopped)
         try:
-            yield from _Turn(self, request, stopped).events()
+            yield from turn.events()
         finally:
             self._stream = None
+            turn.leave_state()
             self._busy.release()
+            self.host.rest()
 
     def _lock(self, conversation_id: str) -> int | None:
         """Take the conversation's lock; the pid of the process that holds it, or None if it is ours."""
@@ -198,7 +205,10 @@ class _Turn:
         self.parent: Any = None  # the user's message that is answered
         self.kept: Any = None  # the answer that is continued
         self.answer: _Answer | None = None
-        self.load_s = 0.0
+        self.load_s = self.resume_s = 0.0
+        self.state: StateTurn | None = None
+        self.over = False  # the engine said how the answer ended
+        self.message: Any = None  # the stored answer
 
     def events(self) -> Iterator[TurnEvent]:
         try:
@@ -315,6 +325,8 @@ class _Turn:
         system = (self.conversation.settings or {}).get("system")
         messages = chat_messages(system, path, tokenizer.sha256, continued=self.kept is not None)
         prompt = self.host.encode(messages, options)
+        self.state = self._state_turn(path, system, options)
+        self.state_key, self.options, self.prompt_ids = key, options, prompt.ids
         if len(prompt.ids) >= engine.context_limit:
             raise ContextFull(
                 f"The prompt has {len(prompt.ids):,} tokens, the context of {build.name} holds {engine.context_limit:,}.",
@@ -324,7 +336,7 @@ class _Turn:
         self.host.note_use(build)
         yield Ready(build, params, device, mlx, self.load_s, len(prompt.ids), engine.context_limit)
         self.answer = _Answer(self, params | {"tokenizer": tokenizer.sha256}, tokenizer.find_marker(END_THINK), prompt.start)
-        self.c._stream = self.host.generate(key, prompt, options, seed, self._cancel)
+        self.c._stream = self.host.generate(key, prompt, options, seed, self._cancel, self.state)
         stream, done, told = iter(self.c._stream), None, False
         try:
             for event in stream:
@@ -333,16 +345,57 @@ class _Turn:
                     continue
                 if isinstance(event, Piece):
                     self.answer.add(event)
+                if isinstance(event, Resumed):
+                    self.resume_s += event.seconds
                 yield event
+                if isinstance(event, Resumed):
+                    yield from self._told(event)
                 if self.answer.failure is not None and not told:
                     told = True
                     yield Warned("not_saved", f"The answer could not be stored yet: {self.answer.failure}")
         except GeneratorExit:
             self._end_unseen(stream)
             raise
+        for notice in self.host.states.take_notices():
+            yield Warned("cache", notice)
         if done is None:
             raise RuntimeError("the engine ended without saying why")
         yield from self._finish(done, seed)
+
+    def _told(self, event: Resumed) -> Iterator[TurnEvent]:
+        """What the user is told about a state that was not found or could not be used."""
+        left = event.prompt_tokens - event.tokens
+        for notice in self.host.states.take_notices():
+            yield Warned("cache", notice)
+        if event.damaged is not None:
+            yield Warned("state_damaged", f"Saved state for this chat could not be used ({event.damaged}); re-reading {left:,} tokens.")
+        if event.cold is not None:
+            yield Noticed("cold", f"cold: {event.cold}; reading {left:,} of {event.prompt_tokens:,} tokens")
+
+    def _state_turn(self, path: list[Any], system: str | None, options: TurnOptions) -> StateTurn:
+        head = {"effort": str(options.effort), "system text": self.host.states.text_key(system or "")}
+        users = sum(m.role == "user" for m in path)
+        return StateTurn(self.conversation.id, users, any(m.role == "assistant" for m in path), head)
+
+    def leave_state(self) -> None:
+        """Tell the host with which ids the next prompt of this branch begins, so that its state can be kept. Never raises."""
+        if not self.over or self.state is None or not self.host.states.ready:
+            return
+        try:
+            self.host.after_turn(self.state_key, self.state, self._next_prefix())
+        except (EngineError, StoreError) as error:
+            log.info("the state after this turn is not kept: %s", error)
+
+    def _next_prefix(self) -> tuple[int, ...]:
+        """What the prompts of all possible next messages share; without an answer, the prompt itself."""
+        if self.message is None:
+            return (*self.prompt_ids, -1)
+        system = (self.conversation.settings or {}).get("system")
+        path = list(self.store.path_to(self.message.id))
+        sha256 = self.host.tokenizer().sha256
+        a, b = (self.host.encode(chat_messages(system, path, sha256, last=text), self.options).ids for text in "ab")
+        shared = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+        return a[:shared]
 
     def _end_unseen(self, stream: Iterator[Any]) -> None:
         """Nobody reads the events any more: stop the engine, store what it produced."""
@@ -352,18 +405,20 @@ class _Turn:
                 if isinstance(event, Piece):
                     self.answer.add(event)
                 elif isinstance(event, Done):
-                    self.answer.complete(event, self._timing(event))
+                    self.message = self.answer.complete(event, self._timing(event))
+                    self.over = True
         except (EngineError, Abandoned) as error:
             log.info("the turn that nobody reads ended with %r", error)
             self.answer.keep("error" if isinstance(error, EngineError) else "interrupted")
 
     def _timing(self, done: Done) -> dict:
-        return {"load_s": self.load_s, "resume_s": 0.0, **done.timing, "total_s": time.monotonic() - self.started}
+        return {"load_s": self.load_s, "resume_s": self.resume_s, **done.timing, "total_s": time.monotonic() - self.started}
 
     def _finish(self, done: Done, seed: int) -> Iterator[TurnEvent]:
         timing = self._timing(done)
-        message = self.answer.complete(done, timing)
+        message = self.message = self.answer.complete(done, timing)
         self._keep_text_ids()
+        self.over = True
         if message is not None:
             yield Saved(message)
         yield Finished(

@@ -1,6 +1,6 @@
 """What a turn is asked to do and what it reports. Plain data: no widgets, no MLX, no SQLite.
 
-A run yields, in this order: `Started`; `Saved` (the user's message, when it is new); `Loading`... and `Ready`; then the
+A run yields, in this order: `Started`; `Saved` (the user's message, when it is new); `Loading`... and `Ready`; `Resumed`; then the
 engine's `Residency`, `Prefill`, `Piece` and `DraftRound`; `Saved` (the answer, if a token was produced); and last exactly one
 of `Finished` or `Failed`. `Warned`, `Noticed` and `StatusAsked` may come anywhere after `Started`. A run that fails early
 skips what it did not reach.
@@ -17,7 +17,7 @@ from dsv41chat.engine.events import DraftRound, Loading, Piece, Prefill, Residen
 
 __all__ = [
     "EXIT_CODES", "LEAF", "AppStart", "BuildRef", "BuildView", "ConversationView", "DraftRound", "Failed", "Finished", "Loading", "Noticed",
-    "Piece", "Prefill", "Ready", "Residency", "Saved", "Started", "StatusAsked", "TableState", "TurnEvent", "TurnOptions",
+    "Piece", "Prefill", "Ready", "Residency", "Resumed", "Saved", "Started", "StatusAsked", "TableState", "TurnEvent", "TurnOptions",
     "TurnRequest", "Warned", "exit_code", "merge_events",
 ]  # fmt: skip
 
@@ -204,6 +204,21 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """How much of the prompt was computed before. source: memory, disk or none; seconds: what bringing it back took.
+
+    cold: why a conversation with earlier answers found nothing, in words. damaged: why a stored state could not be used.
+    """
+
+    tokens: int
+    prompt_tokens: int
+    seconds: float
+    source: str
+    cold: str | None = None
+    damaged: str | None = None
+
+
+@dataclass(frozen=True)
 class Saved:
     """A message row was committed; `message` is the store's record."""
 
@@ -269,7 +284,7 @@ class Failed:
         return exit_code(self.code) if self.status is None else self.status
 
 
-TurnEvent = Started | Saved | Loading | Ready | Residency | Prefill | Piece | DraftRound | Warned | Noticed | StatusAsked | Finished | Failed
+TurnEvent = Started | Saved | Loading | Ready | Resumed | Residency | Prefill | Piece | DraftRound | Warned | Noticed | StatusAsked | Finished | Failed
 
 
 def merge_events(a: Any, b: Any) -> Any:
