@@ -23,7 +23,7 @@ _TOKENS = 128
 
 def fact_key(engine: Engine) -> str:
     options = ",".join(f"{name}={value}" for name, value in sorted(engine.numeric_options.items()))
-    return f"rows.{engine.fingerprint[:16]}.{engine.trunk.dtype}.{engine.device}.{engine.mlx_version}.{engine.prefill_chunk}.{options}"
+    return f"state_rows.{engine.fingerprint[:16]}.{engine.trunk.dtype}.{engine.device}.{engine.mlx_version}.{engine.prefill_chunk}.{options}"
 
 
 def rows_verdict(engine: Engine) -> bool:

@@ -101,9 +101,13 @@ class Lane:
         self._marks[self._serial] = self.n
         return LaneMark(self._serial, self.n, tuple(self.ids[: self.n]), self.hold_rings())
 
+    def holds(self, mark: LaneMark) -> bool:
+        """Whether the lane can still go back to its mark: it was never below it since."""
+        return mark.serial in self._marks
+
     def rewind(self, mark: LaneMark) -> bool:
         """Go back to a mark of this lane. False, and nothing changes, if the lane was below it since."""
-        if mark.serial not in self._marks:
+        if not self.holds(mark):
             return False
         self.restore_rings(mark.rings)
         self.ids = list(mark.ids)

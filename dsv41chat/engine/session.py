@@ -85,7 +85,7 @@ class Session:
         keep = min(lane.common_prefix(ids), len(ids) - 1)
         if keep == lane.n or keep >= lane.high - lane.roll:
             return keep
-        return self._mark[0].n if self._mark is not None and self._mark[0].n <= keep else 0
+        return self._mark[0].n if self._mark is not None and self._mark[0].n <= keep and lane.holds(self._mark[0]) else 0
 
     def reuse(self, ids: Sequence[int]) -> int:
         """Bring the lane to the longest prefix it can share with `ids`, at most all but the last id; returns its length."""

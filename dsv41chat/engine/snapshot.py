@@ -7,8 +7,6 @@ groups), the n-gram history and the drafter's rings. Names are those of the lane
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -125,20 +123,17 @@ def _draft_name(name: str) -> str:
 
 
 def draft_fingerprint(session: Session) -> str:
-    """Which drafter's rings these are: its kind, sizes and dtype."""
+    """Which drafter's rings these are; its weights and widths follow from the pack."""
     d = session.drafter
-    rings = getattr(d, "rings", None)
-    facts = [type(d).__name__, getattr(d, "kind", None), d.block, *(str(getattr(rings, name, None)) for name in ("count", "rows", "width", "dtype"))]
-    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
+    return f"{d.kind}.{d.block}.{d.window}"
 
 
 def state_facts(engine: Engine) -> dict[str, Any]:
     """Everything that can change a bit or a shape of this engine's states; the folder's name is not among it."""
-    lane = engine.trunk.new_lane()
-    specs = [
-        [s.name, s.ratio, 0, list(s.tail), str(s.dtype)] if isinstance(s, PoolSpec) else [s.name, s.rows, s.window or s.group, list(s.tail), str(s.dtype)]
-        for s in lane.specs.values()
-    ]
+    specs = []
+    for s in engine.trunk.new_lane().specs.values():
+        sizes = (s.ratio,) if isinstance(s, PoolSpec) else (s.window, s.group, s.overlap)
+        specs.append([s.name, *sizes, list(s.tail), str(s.dtype)])
     return {
         "pack": engine.fingerprint, "family": engine.family, "device": engine.device, "mlx": engine.mlx_version, "numerics": NUMERICS_VERSION,
         "dtype": str(engine.trunk.dtype), "numeric": dict(engine.numeric_options), "grid": engine.prefill_chunk, "lane": specs,

@@ -24,7 +24,7 @@ from sqlite_utils import Database
 from dsv41chat.store import files
 from dsv41chat.store import prompt_cache_index as index
 from dsv41chat.store.db import Connections
-from dsv41chat.store.errors import StoreBusy, StoreDamaged, StoreError, StoreNewer, StoreReadOnly, from_os
+from dsv41chat.store.errors import StoreDamaged, StoreError, StoreNewer, StoreReadOnly, from_os
 from dsv41chat.store.prompt_cache_files import CacheCorrupt, Header, Tensor, file_bytes, read_data, read_header, write_file
 from dsv41chat.store.prompt_cache_index import BuildKey, Found
 
@@ -171,9 +171,7 @@ class PromptCache:
             id = db.execute("SELECT id FROM build WHERE fp = ?", [fp]).fetchone()[0]
         return BuildKey(id, fp, bytes.fromhex(self.store_key))
 
-    def find(
-        self, build: BuildKey, ids: bytes, above: int = 0, kinds: Iterable[str] | None = None, grid: int = 1, hold: bool = True
-    ) -> Found | None:
+    def find(self, build: BuildKey, ids: bytes, above: int = 0, kinds: Iterable[str] | None = None, grid: int = 1, hold: bool = True) -> Found | None:
         """The deepest mark that is a prefix of `ids`, leaves one id to run and lies after `above`.
 
         kinds, grid: only marks of these kinds at multiples of `grid`. hold: until the next call no mark that fits is evicted.
@@ -399,8 +397,8 @@ class PromptCache:
         """Why a conversation with history found no state: the words that the user sees."""
         with self.db.read() as db:
             rows = {row["build_id"]: row for row in db.query("SELECT * FROM conv WHERE conv_id = ?", [conversation])}
-            marks = db.execute("SELECT count(*) FROM conv_mark c JOIN mark m ON m.id = c.mark_id WHERE conv_id = ? AND build_id = ?", [conversation, build.id])
-            count = marks.fetchone()[0]
+            marks = "SELECT count(*) FROM conv_mark c JOIN mark m ON m.id = c.mark_id WHERE conv_id = ? AND build_id = ?"
+            count = db.execute(marks, [conversation, build.id]).fetchone()[0]
         row = rows.get(build.id)
         if row is None:
             return "other build" if rows else "no stored state"
@@ -582,4 +580,4 @@ def _join(headers: list[Header]) -> tuple[dict[str, Tensor], list[dict[str, memo
     return out, parts
 
 
-__all__ = ["CacheCorrupt", "Entry", "Found", "NoRoom", "PromptCache", "State", "StoreBusy", "Ticket"]
+__all__ = ["CacheCorrupt", "Entry", "Found", "NoRoom", "PromptCache", "State", "Ticket"]

@@ -29,13 +29,31 @@ def tables(db: Database) -> None:
     for statement in (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
         "CREATE TABLE build (id INTEGER PRIMARY KEY, fp TEXT NOT NULL UNIQUE, family TEXT, info TEXT, created REAL, last_used REAL)",
-        "CREATE TABLE seg (id INTEGER PRIMARY KEY AUTOINCREMENT, build_id INTEGER NOT NULL REFERENCES build(id), parent_id INTEGER REFERENCES seg(id), "
-        "lo INTEGER NOT NULL, hi INTEGER NOT NULL, file TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL, crc INTEGER NOT NULL, "
-        "merged INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL)",
-        "CREATE TABLE mark (id INTEGER PRIMARY KEY AUTOINCREMENT, build_id INTEGER NOT NULL REFERENCES build(id), seg_id INTEGER NOT NULL REFERENCES seg(id), "
-        "pos INTEGER NOT NULL, blk INTEGER NOT NULL, chain BLOB NOT NULL, rest BLOB NOT NULL, kind TEXT NOT NULL, file TEXT NOT NULL UNIQUE, "
-        "bytes INTEGER NOT NULL, crc INTEGER NOT NULL, created REAL NOT NULL, last_used REAL NOT NULL, hits INTEGER NOT NULL DEFAULT 0, "
-        "pinned INTEGER NOT NULL DEFAULT 0)",
+        """
+        CREATE TABLE seg (
+          id INTEGER PRIMARY KEY AUTOINCREMENT,
+          build_id INTEGER NOT NULL REFERENCES build(id),
+          parent_id INTEGER REFERENCES seg(id),
+          lo INTEGER NOT NULL, hi INTEGER NOT NULL,
+          file TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL, crc INTEGER NOT NULL,
+          merged INTEGER NOT NULL DEFAULT 0,
+          created REAL NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE mark (
+          id INTEGER PRIMARY KEY AUTOINCREMENT,
+          build_id INTEGER NOT NULL REFERENCES build(id),
+          seg_id INTEGER NOT NULL REFERENCES seg(id),
+          pos INTEGER NOT NULL,
+          blk INTEGER NOT NULL, chain BLOB NOT NULL, rest BLOB NOT NULL,
+          kind TEXT NOT NULL,                    -- S, P, E or G
+          file TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL, crc INTEGER NOT NULL,
+          created REAL NOT NULL, last_used REAL NOT NULL,
+          hits INTEGER NOT NULL DEFAULT 0,
+          pinned INTEGER NOT NULL DEFAULT 0
+        )
+        """,
         "CREATE TABLE conv_mark (conv_id TEXT NOT NULL, mark_id INTEGER NOT NULL REFERENCES mark(id) ON DELETE CASCADE, turn INTEGER NOT NULL, "
         "PRIMARY KEY (conv_id, mark_id))",
         # What the newest states of a conversation were made with, and why older ones went: to give a reason for a miss.

@@ -20,7 +20,6 @@ from sqlite_utils import Database
 
 from dsv41chat.store import files
 from dsv41chat.store import prompt_cache_index as index
-from dsv41chat.store.db import Connections
 from dsv41chat.store.errors import StoreError
 from dsv41chat.store.locks import process_birth
 from dsv41chat.store.prompt_cache import DATABASE, NoRoom, PromptCache
@@ -442,7 +441,8 @@ def listing(cache: PromptCache, build_fp: str | None = None) -> list[dict[str, A
         for row in rows:
             row["bytes"] += db.execute(
                 "WITH RECURSIVE up(id) AS (SELECT m.seg_id FROM conv_mark c JOIN mark m ON m.id = c.mark_id WHERE c.conv_id = ? AND m.build_id = ?"
-                " UNION SELECT s.parent_id FROM seg s JOIN up ON s.id = up.id) SELECT coalesce(sum(bytes), 0) FROM seg WHERE id IN (SELECT id FROM up)",
+                " UNION SELECT s.parent_id FROM seg s JOIN up ON s.id = up.id)"
+                " SELECT coalesce(sum(bytes), 0) FROM seg WHERE id IN (SELECT id FROM up)",
                 [row["conversation"], row.pop("build_id")],
             ).fetchone()[0]
             row["pinned"] = bool(row["pinned"])
@@ -452,6 +452,3 @@ def listing(cache: PromptCache, build_fp: str | None = None) -> list[dict[str, A
 def open_existing(folder: Path, budget_bytes: int | None) -> PromptCache | None:
     """The cache of `folder` if there is one; None, and nothing is made, otherwise."""
     return PromptCache.open(folder, budget_bytes) if (Path(folder) / DATABASE).exists() else None
-
-
-__all__ = ["Connections", "enforce", "evict", "folder_bytes", "listing", "make_room", "merge", "open_existing", "stats", "superseded", "sweep", "thin", "used_bytes"]

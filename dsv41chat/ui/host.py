@@ -342,7 +342,9 @@ class EngineHost:
         self.disturb()
         return self.thread.stream(job, merge=merge_events)
 
-    def _generate(self, session: Session, prompt: EncodedPrompt, turn: StateTurn, run: Callable[..., Iterator[Any]], emit: Callable[[Any], None]) -> None:
+    def _generate(
+        self, session: Session, prompt: EncodedPrompt, turn: StateTurn, run: Callable[..., Iterator[Any]], emit: Callable[[Any], None]
+    ) -> None:
         """Resume, answer, and leave marks on the way. A state that makes the prompt fail goes, and the prompt is read again, once."""
         for attempt in (0, 1):
             resumed = self.states.resume(session, prompt.ids, turn)

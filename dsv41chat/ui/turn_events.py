@@ -284,7 +284,9 @@ class Failed:
         return exit_code(self.code) if self.status is None else self.status
 
 
-TurnEvent = Started | Saved | Loading | Ready | Resumed | Residency | Prefill | Piece | DraftRound | Warned | Noticed | StatusAsked | Finished | Failed
+TurnEvent = (
+    Started | Saved | Loading | Ready | Resumed | Residency | Prefill | Piece | DraftRound | Warned | Noticed | StatusAsked | Finished | Failed
+)
 
 
 def merge_events(a: Any, b: Any) -> Any:

@@ -87,7 +87,7 @@ def test_turns_reuse_the_lane_and_a_cold_start_gives_the_same_answer(program):
     assert one["usage"]["cached_tokens"] > 0
     with Store.open(program.data, readonly=True) as store:
         question = store.message(store.message(one["message_id"]).parent_id)
-    cold = program("--json", *SHORT, "--branch", question.parent_id, "three", real=True).object
+    cold = program("--json", *SHORT, "--no-cache", "--branch", question.parent_id, "three", real=True).object
     assert cold["usage"]["cached_tokens"] == 0 and cold["ids_hash"] == one["ids_hash"]
     fresh = program("--json", "--no-cache", *SHORT, "-p", "one", "-p", "two", "-p", "three", real=True).object
     assert fresh["usage"]["cached_tokens"] == 0 and fresh["ids_hash"] == one["ids_hash"]
