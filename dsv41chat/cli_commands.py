@@ -132,6 +132,8 @@ def _builder(command: str) -> Callable[[Any], None]:
         from dsv41chat.cli_conversations import add_commands
     elif command == "models":
         from dsv41chat.cli_models import add_commands
+    elif command == "cache":
+        from dsv41chat.cli_cache import add_commands
     elif command == "doctor":
         from dsv41chat.cli_doctor import add_commands
     elif command == "bench":

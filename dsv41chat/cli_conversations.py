@@ -9,7 +9,9 @@ from typing import Any
 
 from dsv41chat.ui.export import FORMATS, export, outline, readable
 from dsv41chat.ui.output import Out, UsageError
+from dsv41chat.ui.present import size
 from dsv41chat.ui.sanitize import visible
+from dsv41chat.ui.states import States, listing
 
 
 def _count(text: str) -> int:
@@ -56,21 +58,30 @@ def add_commands(commands: Any) -> None:
 def _list(context: Any) -> int:
     args = context.args
     rows = context.store().list_conversations(args.search, args.limit, build=args.build, deleted=args.archived)
+    cached: dict[str, int] = {}
+    for state in listing(context.settings):
+        cached[state["conversation"]] = cached.get(state["conversation"], 0) + state["bytes"]
     if args.json:
         context.json(
             [
                 {
                     "id": row.id, "title": row.title, "messages": row.messages, "tokens": row.context_used, "build": row.build_name,
-                    "cached": None, "created": row.created, "updated": row.updated, "deleted": row.deleted, "pinned": row.pinned,
+                    "cached": cached.get(row.id, 0), "created": row.created, "updated": row.updated, "deleted": row.deleted, "pinned": row.pinned,
                 }
                 for row in rows
             ]
         )  # fmt: skip
     elif rows:
         context.table(
-            ("id", "messages", "tokens", "build", "updated", "title"),
-            [(r.id, r.messages, "-" if r.context_used is None else r.context_used, r.build_name or "-", _when(r.updated), r.title) for r in rows],
-        )
+            ("id", "messages", "tokens", "build", "cached", "updated", "title"),
+            [
+                (
+                    r.id, r.messages, "-" if r.context_used is None else r.context_used, r.build_name or "-",
+                    size(cached[r.id]) if r.id in cached else "-", _when(r.updated), r.title,
+                )
+                for r in rows
+            ],
+        )  # fmt: skip
     else:
         context.stderr.notice("no conversations")
     return 0
@@ -142,6 +153,7 @@ def _delete(context: Any) -> int:
         if not context.confirm(f"Delete {titles}?"):
             context.stderr.notice("nothing was deleted")
             return 0
+    store.on_deleted = States.of(context.settings).forget
     store.delete(*(c.id for c in chosen))
     _done(context, [c.id for c in chosen])
     return 0

@@ -15,8 +15,8 @@ from dsv41chat import __version__
 from dsv41chat.settings import EFFORTS, KEYS, near
 from dsv41chat.ui.output import UsageError
 
-COMMANDS = ("conversations", "models", "config", "doctor", "bench")
-PLANNED = ("cache", "eval", "completion", "serve")  # names kept free: a prompt of that name needs -p
+COMMANDS = ("conversations", "models", "cache", "config", "doctor", "bench")
+PLANNED = ("eval", "completion", "serve")  # names kept free: a prompt of that name needs -p
 
 _EPILOG = """\
 examples:
@@ -26,7 +26,7 @@ examples:
   cat notes.txt | dsv41chat -p "Summarise"  piped input, then the prompt
   dsv41chat --stream-json "hi" | jq .type   one JSON object per event
 
-commands: conversations, models, config, doctor, bench (each has -h). A prompt that reads like a command: -p TEXT or -- TEXT.
+commands: conversations, models, cache, config, doctor, bench (each has -h). A prompt that reads like a command: -p TEXT or -- TEXT.
 """
 
 

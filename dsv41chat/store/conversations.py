@@ -137,6 +137,7 @@ class Conversations(Part):
             for conversation_id in conversation_ids:
                 self._require_writable(conversation_id)
                 db.execute("UPDATE conversations SET deleted = ? WHERE id = ? AND deleted IS NULL", [self.clock(), conversation_id])
+        self._tell_deleted(*conversation_ids)
 
     def undelete(self, conversation_id: str) -> None:
         """Bring a deleted conversation back."""
@@ -154,6 +155,7 @@ class Conversations(Part):
                 self._require_writable(conversation_id)
                 db.execute("DELETE FROM messages WHERE conversation_id = ?", [conversation_id])
                 db.execute("DELETE FROM conversations WHERE id = ?", [conversation_id])
+        self._tell_deleted(*conversation_ids)
         self._merge_index()
         with self.db.read() as db:
             # Old pages live on in the write-ahead log until it is emptied. A reader in another process may prevent that

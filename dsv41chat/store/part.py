@@ -17,6 +17,12 @@ class Part:
     clock: Callable[[], float]
     locks: Locks
 
+    on_deleted: Callable[..., None] | None
+
+    def _tell_deleted(self, *conversation_ids: str) -> None:
+        if self.on_deleted is not None and conversation_ids:
+            self.on_deleted(*conversation_ids)
+
     def _rows(self, sql: str, params: Any = ()) -> list[dict[str, Any]]:
         with self.db.read() as db:
             return list(db.query(sql, params))

@@ -35,7 +35,7 @@ DATABASE = "index.db"
 MIN_AUTO_BYTES, MAX_AUTO_BYTES = 2 * 2**30, 64 * 2**30
 MIN_FREE_BYTES = 10 * 2**30
 # A small log file: the folder's size is promised, the log belongs to it.
-_PRAGMAS = {"synchronous": "NORMAL", "wal_autocheckpoint": "64", "journal_size_limit": "0"}
+_PRAGMAS = {"synchronous": "NORMAL", "wal_autocheckpoint": "32", "journal_size_limit": "0"}
 
 
 @dataclass
@@ -111,7 +111,7 @@ class PromptCache:
         self.notices: list[str] = []
         self._lock = threading.Lock()  # counters, notices and the sets of marks in use
         self._held: frozenset[int] = frozenset()
-        self._fresh: dict[str | None, int] = {}
+        self._fresh: int | None = None
         self._foreign_bytes = 0
         self.store_key = self._meta("store_key", lambda: secrets.token_hex(32))
         self.budget_bytes = int(self._meta("budget", self._auto_budget)) if budget_bytes is None else budget_bytes
@@ -281,7 +281,7 @@ class PromptCache:
 
     def put(self, entry: Entry, ticket: Ticket, pace: Callable[[int], None] = lambda size: None) -> None:
         """Write one entry and publish it. Raises NoRoom, OSError or StoreError; nothing is left behind then but what the sweep finds."""
-        from dsv41chat.store.prompt_cache_room import make_room
+        from dsv41chat.store.prompt_cache_room import make_room, used_bytes
 
         try:
             if self._link_existing(entry, ticket):
@@ -310,6 +310,9 @@ class PromptCache:
                 raise
             self.count("written")
             self.count("bytes written", need)
+            if used_bytes(self) > self.budget_bytes:
+                # The index's log has grown past the margin.
+                self.checkpoint()
         finally:
             ticket.settled = True
 
@@ -375,7 +378,7 @@ class PromptCache:
 
     def _link(self, db: Database, entry: Entry, mark_id: int) -> None:
         with self._lock:
-            self._fresh[entry.conversation] = mark_id
+            self._fresh = mark_id
         if entry.conversation is None:
             return
         db.execute("INSERT OR REPLACE INTO conv_mark VALUES (?, ?, ?)", [entry.conversation, mark_id, entry.turn])
@@ -466,9 +469,9 @@ class PromptCache:
             self.counters[name] += by
 
     def in_use(self) -> set[int]:
-        """Marks that are not evicted now: those of the request in hand and the ones just written."""
+        """Marks that are not evicted now: those of the request in hand and the one just written."""
         with self._lock:
-            return set(self._held) | set(self._fresh.values())
+            return set(self._held) | ({self._fresh} if self._fresh is not None else set())
 
     def _flush_counters(self) -> None:
         with self._lock:

@@ -73,17 +73,20 @@ def _index_bytes(folder: Path) -> int:
 def superseded(rows: list[dict[str, Any]], recent: int = RECENT_TURNS) -> list[int]:
     """Marks that a conversation no longer needs. rows: id, kind, pos, turn of its marks.
 
-    The last `recent` turns keep all; before them every 2nd, 4th, 8th ... turn; S always; grid marks only above the newest P.
+    The last `recent` turns keep all; before them every 2nd, 4th, 8th ... turn keeps its end (its prompt, if it has no end); S always;
+    grid marks only above the newest P.
     """
     newest = max((row["turn"] for row in rows if row["kind"] != "S"), default=0)
     last_p = max((row["pos"] for row in rows if row["kind"] == "P" and row["turn"] == newest), default=0)
+    ended = {row["turn"] for row in rows if row["kind"] == "E"}
     out = []
     for row in rows:
         if row["kind"] == "S":
             continue
         age = newest - row["turn"]
         step = 1 << max(0, (age // recent).bit_length()) if age >= recent else 1
-        if row["turn"] % step or (row["kind"] == "G" and row["pos"] < last_p):
+        old = age >= recent and row["kind"] != "E" and row["turn"] in ended
+        if old or row["turn"] % step or (row["kind"] == "G" and row["pos"] < last_p):
             out.append(row["id"])
     return out
 
@@ -124,6 +127,8 @@ def make_room(cache: PromptCache, need: int) -> None:
     # Rows and the log grow a little with each entry.
     margin = min(64 * 2**10, limit // 16)
     if used_bytes(cache) + need + margin > limit:
+        cache.checkpoint()
+    if used_bytes(cache) + need + margin > limit:
         evict(cache, max(0, int(EVICT_TO * limit) - need - margin))
         if used_bytes(cache) + need + margin > limit:
             raise NoRoom("everything in the cache is in use or pinned")
@@ -148,8 +153,26 @@ def evict(cache: PromptCache, target: int, *, older_than: float | None = None, b
         with cache.db.write() as db:
             db.execute("DELETE FROM build WHERE id NOT IN (SELECT build_id FROM seg) AND id NOT IN (SELECT build_id FROM mark) AND last_used < ?",
                        [cache.clock() - STALE_BUILD_S])  # fmt: skip
-        cache.checkpoint()
+    cache.checkpoint()
     return before - used_bytes(cache)
+
+
+def would_evict(cache: PromptCache, target: int, **which: Any) -> tuple[int, int]:
+    """(marks, bytes) that `evict` would remove, at least: segments that become bare are counted where they belong to one mark."""
+    before, marks, freed = used_bytes(cache), 0, 0
+    which = {"older_than": None, "build": None, "everything": False} | which
+    for ids in _victims(cache, **which):
+        if before - freed <= target:
+            break
+        with cache.db.read() as db:
+            for id in ids:
+                freed += db.execute(
+                    "SELECT m.bytes + coalesce((SELECT s.bytes FROM seg s WHERE s.id = m.seg_id"
+                    " AND NOT EXISTS (SELECT 1 FROM seg c WHERE c.parent_id = s.id)), 0) FROM mark m WHERE m.id = ?",
+                    [id],
+                ).fetchone()[0]
+        marks += len(ids)
+    return marks, freed
 
 
 def _victims(cache: PromptCache, older_than: float | None, build: str | None, everything: bool) -> Iterator[list[int]]:

@@ -62,9 +62,13 @@ class PromptCacheWriter:
         self._submit(lambda: self._write(entry, ticket, size))
         return ticket
 
+    def run(self, what: str, job: Callable[[], object]) -> None:
+        """Do `job` behind what is queued; a failure is counted as "`what` failed"."""
+        self._submit(lambda: self._guarded(what, job))
+
     def touch(self, found: Found, conversation: str | None, turn: int) -> None:
         """Note that a mark was used, behind what is queued."""
-        self._submit(lambda: self._guarded("noting a use", lambda: self.cache.touch(found, conversation, turn)))
+        self.run("noting a use", lambda: self.cache.touch(found, conversation, turn))
 
     def tidy(self, conversation: str, ticket: Ticket | None) -> None:
         """Thin a conversation's marks and merge its chain, behind what is queued."""
@@ -74,7 +78,7 @@ class PromptCacheWriter:
             if ticket is not None and ticket.seg_id is not None and not self.busy.is_set():
                 merge(self.cache, ticket.seg_id)
 
-        self._submit(lambda: self._guarded("tidying", job))
+        self.run("tidying", job)
 
     def drain(self, timeout_s: float | None = None, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Wait until everything queued is done. False if time ran out or `stopped` said so."""

@@ -35,6 +35,7 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
     readonly: bool
     builds: Builds
     facts: Facts
+    on_deleted: Callable[..., None] | None  # called with the ids of conversations that lost messages or were deleted
     recovered: tuple[str, ...]  # messages whose process had died, found running at the opening
 
     def __init__(
@@ -54,6 +55,7 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
         self.builds = Builds(db, clock)
         self.facts = Facts(db, clock)
         self._keeper = Keeper(self.locks, monotonic, background)
+        self.on_deleted = None
         self.closed = False
         self.recovered = () if db.readonly else self.locks.bury()
 

@@ -185,7 +185,8 @@ class Tree(Part):
                 others = self.roots(message.conversation_id) if message.parent_id is None else self.children(message.parent_id)
                 leaf = self.leaf_below(others[-1].id).id if others else message.parent_id
                 db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", [leaf, message.conversation_id])
-            return gone
+        self._tell_deleted(message.conversation_id)
+        return gone
 
     def prompt_history(self, conversation_id: str | None = None, limit: int = 200) -> list[str]:
         """User messages newest first, those of `conversation_id` before all others, each text once."""

@@ -32,10 +32,19 @@ def table_rows(stats: dict[str, dict]) -> list[tuple[str, str]]:
     return rows
 
 
-def details_text(message: Any, finish: Any = None, tables: dict[str, dict] | None = None) -> str:
+def state_rows(stats: dict[str, Any]) -> list[tuple[str, str]]:
+    """What `States.stats` says: how much is kept, and how often what was not, with the reason."""
+    if "off" in stats:
+        return [("states", f"not kept: {stats['off']}")] if stats["off"] else []
+    rows = [("states", f"{stats['entries']:,} kept, {size(stats['bytes'])} of {size(stats['budget'])}")]
+    counts = stats["counters"].items()
+    return rows + [("states", f"{name}: {size(count) if name.startswith('bytes') else f'{count:,}'}") for name, count in counts]
+
+
+def details_text(message: Any, finish: Any = None, tables: dict[str, dict] | None = None, states: dict[str, Any] | None = None) -> str:
     """message: the stored answer. finish: the end of its turn while it is still known; it has drafting and reads.
 
-    tables: the engine's table counters (all turns since it was loaded).
+    tables: the engine's table counters (all turns since it was loaded). states: of the prompt cache.
     """
     usage, timing, params = message.usage or {}, message.timing or {}, message.params or {}
     rows: list[tuple[str, str]] = [("build", f"{message.build_name} {str(message.build_fingerprint or '')[:12]}")]
@@ -63,6 +72,7 @@ def details_text(message: Any, finish: Any = None, tables: dict[str, dict] | Non
         if timing.get(key) or usage.get(key):
             rows.append((name, size(timing.get(key) or usage.get(key))))
     rows += table_rows(tables or {})
+    rows += state_rows(states) if states else []
     if message.ids_hash:
         rows.append(("ids hash", message.ids_hash))
     width = max(len(name) for name, _ in rows)

@@ -244,7 +244,7 @@ class EngineHost:
         )  # fmt: skip
         self.view = view
         self.load_s = time.monotonic() - started
-        self.states.bind(self.engine)
+        self.states.bind(self.engine, view.name)
 
     def _drop(self) -> None:
         self.states.unbind()
@@ -295,6 +295,14 @@ class EngineHost:
 
     def encode(self, messages: Sequence[Message], options: TurnOptions) -> EncodedPrompt:
         """The ids of a conversation for the loaded build. Runs on the caller's thread (no MLX)."""
+        return self._encode(messages, options)
+
+    def shared_beginning(self, one: Sequence[Message], other: Sequence[Message], options: TurnOptions) -> tuple[int, ...]:
+        """The ids that the prompts of two conversations begin with."""
+        a, b = self._encode(one, options).ids, self._encode(other, options).ids
+        return a[: next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))]
+
+    def _encode(self, messages: Sequence[Message], options: TurnOptions) -> EncodedPrompt:
         from dsv41chat.engine.chat.encode import RenderOptions, encode_prompt
 
         render = RenderOptions(
@@ -347,7 +355,7 @@ class EngineHost:
     ) -> None:
         """Resume, answer, and leave marks on the way. A state that makes the prompt fail goes, and the prompt is read again, once."""
         for attempt in (0, 1):
-            resumed = self.states.resume(session, prompt.ids, turn)
+            resumed = self.states.resume(session, prompt.ids, turn, scratch=attempt > 0)
             emit(resumed)
             plan = self.states.plan(session, prompt, resumed.tokens)
             answered = False

@@ -331,7 +331,7 @@ class PlainChat:
         self.say("Pinned." if self.conversation.pinned else "No longer pinned.")
 
     def _command_stats(self, rest: str) -> None:
-        self.say(details_text(self._last_answer()))
+        self.say(details_text(self._last_answer(), states=self.controller.host.states.stats()))
 
     def _command_help(self, rest: str) -> None:
         for command in COMMANDS:

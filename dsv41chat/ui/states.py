@@ -72,6 +72,7 @@ class States:
         self._chains: WeakKeyDictionary[Any, list[Ticket]] = WeakKeyDictionary()
         self._seal: _Seal | None = None
         self._rate: float | None = None
+        self._forgotten: set[str] = set()  # deleted conversations: what still comes for them is not kept
 
     @classmethod
     def of(cls, settings: Settings, saving: bool = True) -> States:
@@ -97,8 +98,8 @@ class States:
         self.close(0.0)
         self._folder, self.off_reason = None, "switched off"
 
-    def bind(self, engine: Engine) -> None:
-        """A build was loaded: its states are the ones that count now. A cache that cannot be used is off, with the reason."""
+    def bind(self, engine: Engine, name: str) -> None:
+        """A build was loaded, as `name`: its states are the ones that count now. A cache that cannot be used is off, with the reason."""
         self.unbind()
         if not self.on:
             return
@@ -106,7 +107,7 @@ class States:
 
         try:
             self._open()
-            self._build = self.cache.build(state_facts(engine), engine.family, {"name": engine.name, "fingerprint": engine.fingerprint})
+            self._build = self.cache.build(state_facts(engine), engine.family, {"name": name, "fingerprint": engine.fingerprint})
             self._engine = engine
         except StoreError as error:
             self._fail(error)
@@ -169,19 +170,24 @@ class States:
             return 0
         return found.pos if found is not None else 0
 
-    def resume(self, session: Session, ids: Sequence[int], turn: StateTurn | None = None) -> Resumed:
-        """Bring the session as far along `ids` as memory or disk can. Never raises for a state that cannot be used."""
+    def resume(self, session: Session, ids: Sequence[int], turn: StateTurn | None = None, *, scratch: bool = False) -> Resumed:
+        """Bring the session as far along `ids` as memory or disk can. Never raises for a state that cannot be used.
+
+        scratch: read everything again, whatever there is.
+        """
         began = time.perf_counter()
         if self._build is None:
             tokens = session.reuse(ids)
             return Resumed(tokens, len(ids), time.perf_counter() - began, "memory" if tokens else "none")
-        if self._only_grid:
+        if turn is not None:
+            self._forgotten.discard(turn.conversation)
+        if self._only_grid or scratch:
             # Rows that decode has made are not the ones that a fresh reading of the prompt would make.
             session.clear()
         damaged = None
         live = session.reach(ids)
         source = "memory" if live else "none"
-        found = self._find(ids, live)
+        found = None if scratch else self._find(ids, live)
         while found is not None:
             reason = self._restore(session, found, ids)
             if reason is None:
@@ -197,7 +203,7 @@ class States:
             self.writer.touch(found, conversation, turn.number if turn is not None else 0)
         self.cache.count(f"resumed from {source}" if tokens else "read from the start")
         cold = None
-        if turn is not None and turn.history and damaged is None and (tokens == 0 or (found is not None and found.kind == "S")):
+        if turn is not None and turn.history and damaged is None and not scratch and (tokens == 0 or (found is not None and found.kind == "S")):
             cold = self._why_cold(turn)
             self.cache.count(f"miss: {cold}")
         return Resumed(tokens, len(ids), time.perf_counter() - began, source, cold, damaged)
@@ -282,7 +288,7 @@ class States:
 
     def keep(self, session: Session, kind: str, turn: StateTurn) -> None:
         """Copy the state at the session's position and hand it to the writer. Never raises: a state that is not kept costs time only."""
-        if self._build is None:
+        if self._build is None or turn.conversation in self._forgotten:
             return
         try:
             self._keep(session, kind, turn)
@@ -392,22 +398,22 @@ class States:
         return self.writer is None or self.writer.drain(timeout_s, stopped)
 
     def forget(self, *conversations: str) -> None:
-        """Delete the states of conversations for good. Raises StoreError."""
+        """Delete the states of conversations for good; at once, or behind what is being written. Never raises."""
         if self._folder is None:
+            return
+        self._forgotten.update(conversations)
+        if self.writer is not None:
+            self.writer.run("deleting states", lambda: self.cache.forget(*conversations))
             return
         from dsv41chat.store.prompt_cache_room import open_existing
 
-        if self.writer is not None:
-            self.writer.drain(5.0)
-        cache = self.cache or open_existing(self._folder, self._budget)
-        if cache is None:
-            return
         try:
-            cache.forget(*conversations)
-        finally:
-            if cache is not self.cache:
+            cache = open_existing(self._folder, self._budget)
+            if cache is not None:
+                cache.forget(*conversations)
                 cache.close()
-        self._chains.clear()
+        except StoreError as error:
+            log.warning("states of a deleted conversation are left: %s", error)
 
     def pin(self, conversation: str, on: bool = True) -> str:
         """Pin or unpin a conversation's newest states; the sentence that says what happened."""
@@ -432,6 +438,24 @@ class States:
         if self.cache is None:
             return ""
         return hashlib.blake2b(text.encode("utf-8", "replace"), key=bytes.fromhex(self.cache.store_key), digest_size=8).hexdigest()
+
+
+def listing(settings: Settings) -> list[dict[str, Any]]:
+    """The states of every conversation (`prompt_cache_room.listing`) without a loaded build; [] where there are none or they cannot be read."""
+    from dsv41chat.store.prompt_cache_room import listing as rows_of
+    from dsv41chat.store.prompt_cache_room import open_existing
+
+    try:
+        cache = open_existing(settings.paths.states, None)
+    except StoreError as error:
+        log.info("the prompt cache could not be listed: %s", error)
+        return []
+    if cache is None:
+        return []
+    try:
+        return rows_of(cache)
+    finally:
+        cache.close()
 
 
 def _packed(ids: Sequence[int]) -> bytes:

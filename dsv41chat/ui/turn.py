@@ -73,6 +73,7 @@ class TurnController:
         self.settings = settings
         if store.path is None:
             host.states.switch_off()
+        store.on_deleted = host.states.forget
         self.last_conversation_id: str | None = None  # of the newest turn or opening
         self._busy = threading.Lock()
         self._cancelled = False  # plain attributes: a signal handler may not take a lock
@@ -393,9 +394,8 @@ class _Turn:
         system = (self.conversation.settings or {}).get("system")
         path = list(self.store.path_to(self.message.id))
         sha256 = self.host.tokenizer().sha256
-        a, b = (self.host.encode(chat_messages(system, path, sha256, last=text), self.options).ids for text in "ab")
-        shared = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-        return a[:shared]
+        one, other = (chat_messages(system, path, sha256, last=text) for text in "ab")
+        return self.host.shared_beginning(one, other, self.options)
 
     def _end_unseen(self, stream: Iterator[Any]) -> None:
         """Nobody reads the events any more: stop the engine, store what it produced."""

@@ -122,7 +122,7 @@ class SettingsActions:
         except StoreError as error:
             raise CommandError(str(error)) from error
         self.refresh_conversation()
-        self.tell("Pinned." if pinned else "No longer pinned.")
+        self.tell(f"{'Pinned.' if pinned else 'No longer pinned.'} {self.app.host.states.pin(self.conversation.id, pinned)}".strip())
 
     def _command_stats(self, rest: str) -> None:
         self.action_details()

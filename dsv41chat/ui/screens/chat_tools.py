@@ -130,7 +130,7 @@ class ToolActions:
             self.tell("No answer yet.")
             return
         finish = self._finish if self._finish is not None and self._finish.message is not None and self._finish.message.id == entry.key else None
-        self.show_text("Turn details", details_text(entry.message, finish, self.app.host.table_stats()))
+        self.show_text("Turn details", details_text(entry.message, finish, self.app.host.table_stats(), self.app.host.states.stats()))
 
     # Editor and pager ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,293 @@
+"""Turns on the embedded pack with states on disk: what is read again, what is not, and that no answer ever changes."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from dsv41chat.nano import embedded_pack
+from dsv41chat.store.prompt_cache_room import folder_bytes
+from tests.ui.chats import GREEDY, SEEDED, THINKING, Chat, in_answer, in_prefill
+
+LONG = "Sinkhorn iterations normalise the rows and the columns of a matrix by turns until both sums are one. " * 2
+SHORT = "How often, and why?"
+
+
+def fresh(data, talk) -> list[str]:
+    """The hashes of `talk` with nothing kept and every prompt read from its first token."""
+    with Chat(data, cache=False) as chat:
+        hashes = talk(chat)
+        assert not chat.folder.exists()
+        return hashes
+
+
+@pytest.mark.parametrize("options", [GREEDY, SEEDED, THINKING], ids=["greedy", "seeded", "thinking"])
+def test_each_turn_in_a_new_process(tmp_path, options):
+    """Three turns, each by a program of its own: only the new message is read, and the ids are those of a chat without states."""
+    texts = [LONG, SHORT, "And then?"]
+    hashes, before = [], 0
+    for text in texts:
+        with Chat(tmp_path / "kept") as chat:
+            got = chat.say(text, options)
+            message_ids = len(chat.host.tokenizer().encode_text(text))
+            hashes.append(got.hash)
+            if before:
+                assert got.resumed.source == "disk" and got.prefilled <= message_ids + 8
+                assert got.rows == got.prefilled + got.end.usage["completion_tokens"] - 1, "the usage figures are the trunk's own count"
+            assert got.told == []
+            before = got.end.usage["prompt_tokens"]
+    assert hashes == fresh(tmp_path / "cold", lambda chat: [chat.say(text, options).hash for text in texts])
+
+
+def test_edit_regenerate_and_back(tmp_path):
+    """A retry reads one id; an edit what follows it; the old branch is as it was."""
+
+    def talk(chat):
+        first = chat.say(LONG)
+        second = chat.say(SHORT)
+        third = chat.say("And then?")
+        retry = chat.say(regenerate=third.message.id)
+        edited = chat.say("How seldom?", parent_id=first.message.id)
+        back = chat.say("Go on.", parent_id=third.message.id)
+        changed = chat.say("Quite another beginning of it all.", parent_id=None)
+        talk.said = (first, second, third, retry, edited, back, changed)
+        return [said.hash for said in talk.said]
+
+    with Chat(tmp_path / "kept") as chat:
+        hashes = talk(chat)
+        first, second, third, retry, edited, back, changed = talk.said
+        assert retry.prefilled == 1 and retry.hash == third.hash
+        assert edited.cached >= first.end.usage["context_used"] - 1
+        assert back.cached >= third.end.usage["context_used"] - 1
+        assert changed.cached < 10 and changed.resumed.cold is None, "the first message has no history to be cold about"
+    assert hashes == fresh(tmp_path / "cold", talk)
+
+
+@pytest.mark.slow
+def test_edit_at_every_message_of_a_long_chat(tmp_path):
+    """Six turns; every message is edited in a new process, then the old branch goes on."""
+    texts = [LONG, "One more?", "Two more?", "Three more?", "Four more?", "Five more?"]
+
+    def talk(chat):
+        said = [chat.say(text) for text in texts]
+        out = [s.hash for s in said]
+        for k, text in enumerate(texts):
+            parent = said[k - 1].message.id if k else None
+            edited = chat.say(text + " Really", parent_id=parent)
+            talk.cached.append((edited.cached, said[k - 1].end.usage["context_used"] - 1 if k else 0))
+            back = chat.say("Go on", parent_id=said[-1].message.id)
+            talk.back.append((back.cached, said[-1].end.usage["context_used"] - 1))
+            out += [edited.hash, back.hash]
+        return out
+
+    talk.cached, talk.back = [], []
+    with Chat(tmp_path / "kept") as chat:
+        hashes = talk(chat)
+    assert all(got >= want for got, want in talk.cached) and all(got >= want for got, want in talk.back)
+    assert hashes == fresh(tmp_path / "cold", talk)
+
+
+@pytest.mark.parametrize(
+    ("options", "stop"), [(GREEDY, in_prefill), (THINKING, in_answer(2)), (GREEDY, in_answer(2))], ids=["prefill", "thinking", "answer"]
+)
+def test_cancelled_turns(tmp_path, options, stop):
+    """After a cancel the next turn, here and in a new process, answers as without states. `stop` acts on events, so on both sides alike."""
+
+    def cancelled(chat):
+        chat.say(LONG, options)
+        return chat.say(LONG * 2 if stop is in_prefill else SHORT, options, stop=stop)
+
+    with Chat(tmp_path / "kept") as chat:
+        gone = cancelled(chat)
+        assert gone.end.finish == "cancelled"
+        produced = tuple(gone.end.ids)
+        parent = gone.message.id if gone.message is not None else chat.store.conversation(chat.id).leaf_id
+    with Chat(tmp_path / "kept") as chat:
+        after = chat.say("And then?", options, parent_id=parent)
+        assert after.cached > 0 and after.told == []
+        path = chat.store.path_to(after.message.id)
+    # The same history, made without states: the cancelled answer's ids are what they were.
+    with Chat(tmp_path / "cold", cache=False) as chat:
+        copy = chat.store.add_tree(path[:-2], settings={})
+        want = chat.say("And then?", options, conversation_id=copy.id)
+    assert want.hash == after.hash and want.cached == 0
+    assert produced == tuple(gone.end.ids)
+
+
+def test_no_false_hits(tmp_path):
+    """Other effort, other system text, one other id, another build: read again, with the reason; the same build elsewhere hits."""
+    with Chat(tmp_path / "kept") as chat:
+        first = chat.say(LONG)
+    with Chat(tmp_path / "kept") as chat:
+        other = chat.say(SHORT, THINKING)
+        assert other.cached < 10 and "other settings (effort changed)" in other.told[0]
+        conversation = chat.store.conversation(chat.id)
+        chat.store.set_settings(chat.id, {**conversation.settings, "system": "Answer briefly."})
+        other = chat.say(SHORT, THINKING, parent_id=first.message.id)
+        assert other.cached < 10 and "other settings (system text changed)" in other.told[0]
+        assert chat.new(LONG.replace("rows", "cows")).cached < 40
+
+    def build(name: str):
+        shutil.copytree(embedded_pack(), tmp_path / name)
+        return tmp_path / name
+
+    with Chat(tmp_path / "kept", pack=build("copy")) as chat:
+        chat.id = first.end.conversation_id
+        chat.store.set_settings(chat.id, {})
+        again = chat.say(SHORT, parent_id=first.message.id, build=str(tmp_path / "copy"))
+        assert again.cached == first.end.usage["context_used"] - 1 and again.told == []
+    changed = build("changed")
+    config = (changed / "config.json").read_bytes()
+    (changed / "config.json").write_bytes(config.replace(b"{", b"{ ", 1))
+    with Chat(tmp_path / "kept", pack=changed) as chat:
+        chat.id = first.end.conversation_id
+        foreign = chat.say(SHORT, parent_id=first.message.id, build=str(changed))
+        assert foreign.cached == 0 and "cold: other build" in foreign.told[0] and foreign.hash == again.hash
+    with Chat(tmp_path / "kept", pack=tmp_path / "copy") as chat:
+        chat.id = first.end.conversation_id
+        back = chat.say(SHORT, parent_id=first.message.id, build=str(tmp_path / "copy"))
+        assert back.prefilled == 1 and back.hash == again.hash, "switching back resumes"
+
+
+@pytest.mark.parametrize("damage", ["seg", "tail", "missing", "index"])
+def test_damage_is_told_once_and_changes_nothing(tmp_path, damage):
+    with Chat(tmp_path / "kept") as chat:
+        first = chat.say(LONG)
+        folder = chat.folder
+    if damage == "index":
+        (folder / "index.db").write_bytes(b"no database " * 1000)
+    for path in folder.glob("tail/??/*" if damage == "tail" else "seg/??/*"):
+        if damage == "missing":
+            path.unlink()
+        elif damage != "index":
+            data = bytearray(path.read_bytes())
+            data[-5] ^= 4
+            path.write_bytes(data)
+    with Chat(tmp_path / "kept") as chat:
+        second = chat.say(SHORT)
+        # A missing file may have been noticed by the sweep at the start.
+        reasons = {"missing": ("(missing file); re-reading", "state damaged, removed"), "index": ("could not be read",)}
+        assert len([text for text in second.told if any(reason in text for reason in reasons.get(damage, ("(checksum); re-reading",)))]) == 1
+        assert second.cached == 0
+    with Chat(tmp_path / "kept") as chat:
+        third = chat.say("And then?")
+        assert third.told == [] and third.cached == second.end.usage["context_used"] - 1
+    talk = lambda chat: [chat.say(text).hash for text in (LONG, SHORT, "And then?")]
+    assert [first.hash, second.hash, third.hash] == fresh(tmp_path / "cold", talk)
+
+
+def test_a_state_that_breaks_the_prompt_is_dropped_and_the_prompt_read_again(tmp_path, monkeypatch):
+    from dsv41chat.engine.errors import EngramReadError
+    from dsv41chat.engine.session import Session
+
+    with Chat(tmp_path / "kept") as chat:
+        chat.say(LONG)
+    whole, calls = Session.advance, []
+
+    def failing(self, ids, *rest):
+        calls.append(self.target.n)
+        if self.target.n:
+            raise EngramReadError("rows.safetensors: read at offset 123 failed")
+        return whole(self, ids, *rest)
+
+    monkeypatch.setattr(Session, "advance", failing)
+    with Chat(tmp_path / "kept") as chat:
+        got = chat.say(SHORT)
+        assert got.cached == 0 and len(calls) == 2 and got.end.finish != "error"
+        assert chat.host.states.stats()["counters"]["removed: prefill failed"] == 1
+
+
+def test_switched_off(tmp_path):
+    """No folder, no trace; conversations are stored all the same."""
+    for flags in ({"cache.enabled": False}, {"cache.budget": 0}):
+        settings_off = Chat(tmp_path / "a", flags=flags)
+        settings_off.host.states = type(settings_off.host.states).of(settings_off.settings)
+        settings_off.say("Hello there")
+        assert not settings_off.folder.exists() and settings_off.store.last_conversation() is not None
+        settings_off.close()
+
+
+def test_the_budget_holds_and_the_open_conversation_resumes(tmp_path):
+    budget = 900_000
+    for number in range(5):
+        with Chat(tmp_path / "kept", budget=budget) as chat:
+            chat.new(f"Conversation {number}. " + LONG)
+            folder = chat.folder
+        assert folder_bytes(folder) <= budget
+    with Chat(tmp_path / "kept", budget=budget) as chat:
+        assert chat.say(SHORT).cached > 0
+    assert folder_bytes(folder) <= budget
+
+
+def test_deleting_a_conversation_deletes_its_states(tmp_path):
+    with Chat(tmp_path / "kept") as chat:
+        chat.say(LONG)
+        ids = chat.session().target.lane.ids[40:43]
+    marker = b"".join(int(i).to_bytes(4, "little") for i in ids)
+    traces = lambda: [path for path in chat.folder.rglob("*") if path.is_file() and marker in path.read_bytes()]
+    assert traces()
+    with Chat(tmp_path / "kept") as chat:
+        chat.store.delete(chat.store.last_conversation().id)
+    assert traces() == [] and not list(chat.folder.glob("*/??/*"))
+
+
+def test_the_last_answer_is_sealed_in_idle_time_and_a_new_message_ends_that(tmp_path):
+    """Thinking is dropped from later prompts, so the answer is read again without it; a message that comes first does that itself."""
+    with Chat(tmp_path / "kept") as chat:
+        chat.say(LONG, THINKING)
+        assert chat.host.states.sealing_due or chat.host.settle(0.01) is not None
+        chat.host.settle(60)
+        assert not chat.host.states.sealing_due
+        rows = chat.session().rows_run
+        second = chat.say(SHORT, THINKING)
+        assert second.prefilled <= len(chat.host.tokenizer().encode_text(SHORT)) + 8
+        assert second.rows == chat.session().rows_run - rows
+        # Nobody waits: the next message comes before the answer was read again.
+        third = chat.say("And then?", THINKING)
+        assert third.cached >= second.end.usage["prompt_tokens"] - 1 and third.resumed.source == "memory"
+        chat.host.rest(0.0)
+        chat.host.disturb()
+    talk = lambda chat: [chat.say(text, THINKING).hash for text in (LONG, SHORT, "And then?")]
+    hashes = fresh(tmp_path / "cold", talk)
+    assert hashes[1:] == [second.hash, third.hash]
+
+
+def test_strict_mode_resumes_only_on_the_grid(tmp_path, monkeypatch):
+    """As on a route whose rows depend on their neighbours: marks at multiples of the chunk, no ends, nothing from memory."""
+    from dsv41chat.engine.engine import Engine
+
+    monkeypatch.setattr(Engine, "row_invariant", property(lambda self: False))
+    flags = {"cache.strict": True}
+    with Chat(tmp_path / "kept", flags=flags) as chat:
+        first = chat.say(LONG * 4)
+        assert first.end.usage["prompt_tokens"] > 140
+        second = chat.say(SHORT)
+        assert second.cached % chat.host.engine.prefill_chunk == 0 and second.cached > 0 and second.resumed.source == "disk"
+        kinds = chat.host.states.stats()["by_kind"]
+        assert "E" not in kinds and kinds["P"] >= 1
+    talk = lambda chat: [chat.say(text).hash for text in (LONG * 4, SHORT)]
+    assert fresh(tmp_path / "cold", talk) == [first.hash, second.hash]
+
+
+def test_a_shared_system_text_is_read_once(tmp_path):
+    system = "You are a careful assistant who answers briefly and names the sources of every figure that you give. " * 5
+    with Chat(tmp_path / "kept") as chat:
+        first = chat.new(SHORT, system=system)
+        assert first.cached == 0
+    with Chat(tmp_path / "kept") as chat:
+        other = chat.new("What is a matrix?", system=system)
+        assert other.cached > 0 and other.cached % 128 == 0 and other.told == []
+
+
+def test_the_estimate_knows_the_stored_states(tmp_path):
+    from dsv41chat.ui.turn_events import TurnRequest
+
+    with Chat(tmp_path / "kept") as chat:
+        first = chat.say(LONG)
+    with Chat(tmp_path / "kept") as chat:
+        request = TurnRequest(first.end.conversation_id, text=SHORT, overrides=GREEDY)
+        same = chat.controller.estimate(request)
+        other = chat.controller.estimate(TurnRequest(first.end.conversation_id, text=SHORT, overrides=THINKING))
+        assert same["cached_tokens"] == first.end.usage["context_used"] - 1 and other["cached_tokens"] == 0
+        assert chat.say(SHORT).cached == same["cached_tokens"]
