@@ -12,7 +12,7 @@ from dsv41chat.settings import parse_size
 from dsv41chat.store.prompt_cache import PromptCache
 from dsv41chat.store.prompt_cache_room import EVICT_TO, enforce, evict, listing, open_existing, stats, sweep, used_bytes
 from dsv41chat.ui.output import UsageError
-from dsv41chat.ui.present import size
+from dsv41chat.ui.units import size
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from dsv41chat.ui.export import FORMATS, export, outline, readable
 from dsv41chat.ui.output import Out, UsageError
-from dsv41chat.ui.present import size
 from dsv41chat.ui.sanitize import visible
 from dsv41chat.ui.states import States, listing
+from dsv41chat.ui.units import size
 
 
 def _count(text: str) -> int:

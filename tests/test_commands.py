@@ -30,7 +30,7 @@ def chats(program):
 
 def test_list(program, chats):
     lines = program("conversations", "list").out.splitlines()
-    assert lines[0].split() == ["id", "messages", "tokens", "build", "updated", "title"]
+    assert lines[0].split() == ["id", "messages", "tokens", "build", "cached", "updated", "title"]
     assert [line.split()[0] for line in lines[1:]] == [chats.two, chats.one] and lines[2].endswith("What is an n-gram?")
     rows = program("conversations", "list", "--json").object
     assert [(row["id"], row["messages"], row["build"]) for row in rows] == [(chats.two, 2, "nano"), (chats.one, 6, "nano")]

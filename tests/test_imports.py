@@ -118,7 +118,7 @@ def test_plain_ui_modules_import_neither_textual_nor_mlx_at_their_top(module):
     ("modules", "absent"),
     [
         ("dsv41chat, dsv41chat.settings, dsv41chat.cli, dsv41chat.cli_options, dsv41chat.cli_commands", "mlx textual torch tokenizers"),
-        ("dsv41chat.cli_conversations, dsv41chat.cli_models, dsv41chat.cli_config", "mlx textual torch"),
+        ("dsv41chat.cli_conversations, dsv41chat.cli_models, dsv41chat.cli_cache, dsv41chat.cli_config", "mlx textual torch"),
         ("dsv41chat.store", "mlx textual torch dsv41chat.engine dsv41chat.ui"),
         ("dsv41chat.engine, dsv41chat.engine.errors, dsv41chat.engine.events", "mlx textual torch dsv41chat.store dsv41chat.ui"),
         (", ".join(f"dsv41chat.ui.{name}" for name in PLAIN_UI), "mlx textual torch"),

@@ -124,7 +124,9 @@ def test_places(tmp_path, own_folders):
         tmp_path, tmp_path / "cache", tmp_path / "state", tmp_path / "log",
     )  # fmt: skip
     assert load_settings(environ={"DSV41CHAT_DATA_DIR": str(tmp_path)}).paths.data == tmp_path
-    assert load(tmp_path, f"[cache]\ndir = {toml(str(tmp_path / 'c'))}", data_dir=tmp_path).paths.cache == tmp_path / "c"
+    assert moved.paths.states == tmp_path / "cache" / "prompt_cache"
+    named = load(tmp_path, f"[cache]\ndir = {toml(str(tmp_path / 'c'))}", data_dir=tmp_path).paths
+    assert (named.states, named.cache) == (tmp_path / "c", tmp_path / "cache")
 
 
 def test_a_named_config_file_must_exist(tmp_path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsv41chat.ui.present import duration, size
+from dsv41chat.ui.present import duration
+from dsv41chat.ui.units import size
 
 TIMES = (
     ("load_s", "load"), ("resume_s", "resume"), ("prefill_s", "prefill"), ("first_token_s", "first token"), ("decode_s", "decode"),

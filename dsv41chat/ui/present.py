@@ -56,15 +56,6 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
 
 
-def size(count: float) -> str:
-    """Bytes in decimal units with three digits."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    return ""
-
-
 def receipt(message: Any) -> str:
     """The line under an answer, from what was stored with it; empty while it has no numbers."""
     usage, timing, params = message.usage or {}, message.timing or {}, message.params or {}

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsv41chat.ui.present import size
 from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Piece, Prefill, Ready, Residency, Saved, Started
+from dsv41chat.ui.units import size
 
 RATE_S = 2.0
 DRAFT_WINDOW = 128

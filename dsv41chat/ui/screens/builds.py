@@ -19,12 +19,12 @@ from textual.widgets.option_list import Option
 from dsv41chat.engine.errors import EngineError, PackIncomplete
 from dsv41chat.store import Store, StoreError
 from dsv41chat.ui.host import EngineHost
-from dsv41chat.ui.present import size
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.turn_events import BuildRef
+from dsv41chat.ui.units import size
 
 
 @dataclass(frozen=True)

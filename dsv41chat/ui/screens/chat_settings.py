@@ -12,12 +12,13 @@ from dsv41chat.engine.errors import Cancelled, EngineError
 from dsv41chat.settings import KEYS, ConfigError
 from dsv41chat.store import StoreError
 from dsv41chat.ui.commands import CommandError, complete, parse, parse_option, read_attachment
-from dsv41chat.ui.present import duration, size
+from dsv41chat.ui.present import duration
 from dsv41chat.ui.render.entry import ANSWER
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.builds import BuildsScreen
 from dsv41chat.ui.screens.settings import SettingsScreen
 from dsv41chat.ui.status import loading_text
+from dsv41chat.ui.units import size
 
 
 class SettingsActions:
