@@ -1,0 +1,230 @@
+"""The evaluation of the embedded model through the product's own engine: `python -m dsv41chat.nano.evaluate`.
+
+Items come from the test part of the generators (evalset.py); `--seed` draws fresh ones. Each conversation is rendered by the chat encoder, the
+earlier answers are the right ones, the last answer is generated greedily (drafted decoding gives the same ids as plain decoding).
+An item counts when the answer is the expected text and ended by itself; for arithmetic, when it ends with the right result.
+The receipt holds rates and the keys of failures, no text of the sources. `--questions FILE` asks foreign questions instead: one JSON object per
+line, {"messages": [...]} or {"user": "..."}, with optional "thinking", "expect" (a part of the right answer, or a list of such) and "id".
+"""
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dsv41chat.engine import SamplingParams, open_engine
+from dsv41chat.engine.chat.encode import Message, RenderOptions, encode_prompt
+
+from . import corpus, embedded_pack, evalset, facts
+from .corpus import Conversation, Corpus
+
+ARITHMETIC = {"sum", "sumthink", "mul", "multhink", "div"}
+
+
+class Player:
+    """Asks a pack; keeps the draft counts of all answers."""
+
+    def __init__(self, pack: Path, draft: str):
+        self.engine, self.draft = open_engine(pack), draft
+        self.rounds = self.accepted = 0
+
+    def answer(self, messages: list[Message], thinking: bool, effort: int = 75, limit: int = 512, session=None):
+        """Greedy answer to the conversation -> the engine's Done event."""
+        prompt = encode_prompt(self.engine.tokenizer, self.engine.family, messages, RenderOptions(thinking=thinking, effort=effort))
+        session = session or self.engine.new_session()
+        done = None
+        for done in session.generate(prompt, SamplingParams(), max_tokens=limit, draft=self.draft, cancel=lambda: False):
+            pass
+        self.rounds += done.draft["rounds"]
+        self.accepted += done.draft["accepted"]
+        return done
+
+
+def messages_of(talk: Conversation) -> list[Message]:
+    """All of a conversation but its last answer."""
+    out = [Message("system", talk.system)] if talk.system else []
+    for i, turn in enumerate(talk.turns):
+        out.append(Message("user", turn.user))
+        if i < len(talk.turns) - 1:
+            out.append(Message("assistant", turn.short if talk.thinking and turn.short else turn.answer))
+    return out
+
+
+def is_right(talk: Conversation, text: str, finish: str) -> bool:
+    turn = talk.turns[-1]
+    if turn.kind in ARITHMETIC:
+        return finish == "stop" and text.endswith(turn.short)
+    return finish == "stop" and text == (turn.short if talk.thinking and turn.short else turn.answer)
+
+
+def run_set(player: Player, name: str, data: Path, seed: int, count: int, show: bool) -> dict:
+    """One evaluation set -> {n, right, rate, bar, failures: keys, tokens_per_verify}."""
+    stream, failures, stopped = Corpus(data, seed, held=True), [], 0
+    rounds, accepted = player.rounds, player.accepted
+    for _ in range(count):
+        talk = evalset.draw(name, stream)
+        turn = talk.turns[-1]
+        done = player.answer(messages_of(talk), talk.thinking, talk.effort)
+        right = is_right(talk, done.text, done.finish)
+        stopped += done.finish == "stop"
+        if not right:
+            failures.append(turn.short.split(" =")[0] if turn.kind in ARITHMETIC else turn.thought or turn.kind)
+        if show:
+            print(f"{'ok ' if right else 'BAD'} [{name}] {turn.user[-200:]!r}\n      -> {done.text!r}" + ("" if right else f"\n    want {turn.answer!r}"), flush=True)
+    spent = player.rounds - rounds
+    return dict(n=count, right=count - len(failures), rate=round(1 - len(failures) / max(1, count), 4), bar=evalset.SETS[name][1], ended=stopped,
+                tokens_per_verify=round(1 + (player.accepted - accepted) / max(1, spent), 2), failures=failures)
+
+
+def run_random(player: Player, data: Path, seed: int, count: int, show: bool) -> dict:
+    """Random conversations of both parts, answered turn by turn by the model itself: does every answer end by itself, without a loop?"""
+    streams, bad, answers = (Corpus(data, seed), Corpus(data, seed + 1, held=True)), [], 0
+    for i in range(count):
+        talk = streams[i % 2].conversation()
+        while len(talk.turns) > 6:
+            talk = streams[i % 2].conversation()
+        history = [Message("system", talk.system)] if talk.system else []
+        session = player.engine.new_session()
+        for turn in talk.turns:
+            history.append(Message("user", turn.user))
+            done = player.answer(history, talk.thinking, talk.effort, session=session)
+            answers += 1
+            if done.finish != "stop":
+                bad.append(f"{i}: {turn.kind} {done.finish}")
+                if show:
+                    print(f"BAD {turn.user!r} -> {done.thinking[:300]!r} {done.text[:300]!r}", flush=True)
+            history.append(Message("assistant", done.text, body_ids=done.body_ids))
+    return dict(n=count, answers=answers, ended=answers - len(bad), failures=bad)
+
+
+def run_questions(player: Player, file: Path) -> dict:
+    """Foreign questions, all printed. -> counts of those with an `expect`."""
+    asked = known = right = 0
+    missed = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        item = json.loads(line)
+        turns = item.get("messages") or [{"role": "user", "content": item["user"]}]
+        history, done, session = [], None, player.engine.new_session()
+        for turn in turns:
+            history.append(Message(turn["role"], turn["content"]))
+            if turn["role"] == "user" and (len(history) == len(turns) or turns[len(history)]["role"] == "user" if len(history) < len(turns) else True):
+                done = player.answer(history, bool(item.get("thinking")), session=session)
+                print(f"{number:3d} {turn['content']!r}\n      -> {done.text!r} ({done.finish})", flush=True)
+                if len(history) < len(turns):
+                    history.append(Message("assistant", done.text, body_ids=done.body_ids))
+                    turns.insert(len(history) - 1, {"role": "assistant", "content": done.text})
+        asked += 1
+        if "expect" in item:
+            wanted = item["expect"] if isinstance(item["expect"], list) else [item["expect"]]
+            known += 1
+            ok = done.finish == "stop" and all(w.lower() in done.text.lower() for w in wanted)
+            right += ok
+            if not ok:
+                missed.append(item.get("id", number))
+                print(f"      expected {wanted}", flush=True)
+    return dict(asked=asked, with_expectation=known, right=right, missed=missed)
+
+
+def altered(pack: Path, folder: Path, control: str) -> Path:
+    """A copy of the pack whose engram tables hold zeros, or rows in another order."""
+    shutil.copytree(pack, folder)
+    for path in sorted(folder.glob("model-*.safetensors")):
+        path.chmod(0o644)
+        data = bytearray(path.read_bytes())
+        size = int.from_bytes(data[:8], "little")
+        for name, t in json.loads(bytes(data[8:8 + size])).items():
+            if ".engram.embed." in name:
+                start, end = (8 + size + offset for offset in t["data_offsets"])
+                if control == "zeroed":
+                    if name.endswith("weight"):
+                        data[start:end] = bytes(end - start)
+                else:
+                    rows = np.frombuffer(bytes(data[start:end]), np.uint8).reshape(t["shape"])
+                    data[start:end] = rows[np.random.default_rng(0).permutation(len(rows))].tobytes()
+        path.write_bytes(data)
+    return folder
+
+
+def pack_digest(pack: Path) -> str:
+    """sha256 over the digests of the weight files, the config and the tokenizer."""
+    whole = hashlib.sha256()
+    for path in sorted([*pack.glob("model-*.safetensors"), pack / "config.json", pack / "tokenizer.json"]):
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def data_folder(given: Path | None, scratch: Path) -> Path:
+    """Facts and tokenizer for the items; built anew (needs the source packages) unless a folder of `corpus.py` is given."""
+    if given:
+        return given
+    facts.build(scratch / "facts.json.gz")
+    shutil.copy(embedded_pack() / "tokenizer.json", scratch / "tokenizer.json")
+    return scratch
+
+
+def _results(player: Player, a: argparse.Namespace, data: Path) -> Iterator[tuple[str, dict]]:
+    for name in a.set or [*evalset.SETS, "random"]:
+        start = time.time()
+        if name == "random":
+            result = run_random(player, data, a.seed, a.limit, a.show)
+        else:
+            result = run_set(player, name, data, a.seed + list(evalset.SETS).index(name), max(1, a.limit // 4) if name.startswith("needle") else a.limit, a.show)
+        yield name, result | {"seconds": round(time.time() - start, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--pack", type=Path, default=None, help="another pack than the embedded one")
+    add("--data", type=Path, help="folder written by dsv41chat.nano.corpus (else the facts are built anew)")
+    add("--seed", type=int, default=1, help="which held-out items are drawn")
+    add("--set", action="append", choices=[*evalset.SETS, "random"], help="only these sets")
+    add("--limit", type=int, default=100, help="items per set (a quarter of it per needle length)")
+    add("--questions", type=Path, help="JSON lines of foreign questions")
+    add("--control", choices=["zeroed", "shuffled"], help="evaluate a copy with altered engram tables")
+    add("--draft", choices=["auto", "off"], default="auto")
+    add("--show", action="store_true", help="print every question and answer")
+    add("--receipt", type=Path, help="write the results as JSON")
+    a = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        pack = a.pack or embedded_pack()
+        digest = pack_digest(pack)
+        player = Player(altered(pack, Path(scratch) / "pack", a.control) if a.control else pack, a.draft)
+        if a.questions:
+            print(json.dumps(run_questions(player, a.questions)))
+            return
+        data, report = data_folder(a.data, Path(scratch)), {}
+        for name, result in _results(player, a, data):
+            report[name] = result
+            print(json.dumps({"set": name, **{k: v for k, v in result.items() if k != "failures"}}), flush=True)
+            if a.receipt:
+                head = dict(command=" ".join(["python -m dsv41chat.nano.evaluate", *_shown(sys.argv[1:])]), pack_sha256=digest, seed=a.seed, control=a.control,
+                            engine=dict(device=player.engine.device, mlx=player.engine.mlx_version, draft=a.draft), facts_sha256=_facts_digest(data))
+                a.receipt.write_text(json.dumps(head | {"sets": report}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _shown(arguments: list[str]) -> list[str]:
+    """The command line without folders of this machine."""
+    return [Path(x).name if "/" in x else x for x in arguments]
+
+
+def _facts_digest(data: Path) -> str:
+    import gzip
+
+    return hashlib.sha256(gzip.open(data / "facts.json.gz").read()).hexdigest()
+
+
+__all__ = ["Player", "altered", "corpus", "is_right", "messages_of", "pack_digest", "run_questions", "run_random", "run_set"]
+
+if __name__ == "__main__":
+    main()
