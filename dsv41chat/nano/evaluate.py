@@ -115,14 +115,14 @@ def run_questions(player: Player, file: Path) -> dict:
         item = json.loads(line)
         turns = item.get("messages") or [{"role": "user", "content": item["user"]}]
         history, done, session = [], None, player.engine.new_session()
-        for turn in turns:
+        for i, turn in enumerate(turns):
             history.append(Message(turn["role"], turn["content"]))
-            if turn["role"] == "user" and (len(history) == len(turns) or turns[len(history)]["role"] == "user" if len(history) < len(turns) else True):
+            more = i + 1 < len(turns)
+            if turn["role"] == "user" and not (more and turns[i + 1]["role"] == "assistant"):
                 done = player.answer(history, bool(item.get("thinking")), session=session)
                 print(f"{number:3d} {turn['content']!r}\n      -> {done.text!r} ({done.finish})", flush=True)
-                if len(history) < len(turns):
+                if more:
                     history.append(Message("assistant", done.text, body_ids=done.body_ids))
-                    turns.insert(len(history) - 1, {"role": "assistant", "content": done.text})
         asked += 1
         if "expect" in item:
             wanted = item["expect"] if isinstance(item["expect"], list) else [item["expect"]]
