@@ -293,6 +293,7 @@ class _Chat:
             self.warnings += announce_interrupted(self.store, self.stderr)
         controller = self._controller(settings)
         self.host.allow_second = args.allow_second
+        self.host.force = args.force
         self.host.fresh_sessions = args.no_cache
         if args.no_cache:
             self.host.states.switch_off()

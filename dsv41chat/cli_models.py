@@ -65,13 +65,16 @@ def _list(context: Any) -> int:
     if context.args.json:
         context.json(rows)
         return 0
-    head = ("name", "family", "size", "context", "drafter", "tables", "fingerprint")
+    head = ("name", "family", "size", "memory", "fits", "context", "drafter", "tables", "fingerprint")
     context.table(
         head,
         [
-            (r["name"], r["family"], _size(r["bytes"]), r["context"], r["drafter"] or "-", _size(r["table_bytes"]), r["fingerprint"][:12])
+            (
+                r["name"], r["family"], _size(r["bytes"]), _size(r["resident_bytes"]), r["fits"] or "-", r["admitted_context"],
+                r["drafter"] or "-", _size(r["table_bytes"]), r["fingerprint"][:12],
+            )  # fmt: skip
             if r["ok"]
-            else ("! " + r["name"], "-", "-", "-", "-", "-", r["problem"])
+            else ("! " + r["name"], "-", "-", "-", "-", "-", "-", "-", r["problem"])
             for r in rows
         ],
     )
@@ -82,6 +85,8 @@ def _facts(view: Any) -> dict[str, Any]:
     return {
         "family": view.family, "fingerprint": view.fingerprint, "bytes": view.bytes, "resident_bytes": view.resident_bytes,
         "table_bytes": view.table_bytes, "context": view.context, "drafter": view.drafter, "has_tokenizer": view.has_tokenizer,
+        "fits": view.admission.verdict if view.admission else None,
+        "admitted_context": view.admission.context if view.admission else view.context,
     }  # fmt: skip
 
 
@@ -92,7 +97,7 @@ def _info(context: Any) -> int:
     engine = context.settings.engine
     info = {"name": ref.name, "folder": str(ref.folder), "embedded": ref.embedded, "registered": ref.registered} | _facts(view)
     info |= {
-        "defaults": dict(view.defaults), "notes": list(view.notes),
+        "defaults": dict(view.defaults), "notes": list(view.notes), "formats": dict(view.formats), "memory": _memory(view.admission),
         "settings": {"engine.cache_quant": engine.cache_quant, "engine.linear_input_fp8": engine.linear_input_fp8, "engine.qat_sim": engine.qat_sim},
     }  # fmt: skip
     if context.args.json:
@@ -101,9 +106,30 @@ def _info(context: Any) -> int:
     shown = info | {name: f"{info[name]:,}" for name in ("bytes", "resident_bytes", "table_bytes")}
     shown |= {name: ", ".join(f"{key} {value}" for key, value in info[name].items()) or "-" for name in ("defaults", "settings")}
     shown["notes"] = "; ".join(info["notes"]) or "-"
+    shown["formats"] = ", ".join(f"{count:,} {label}" for label, count in info["formats"].items()) or "-"
+    shown["memory"] = _memory_words(view.admission)
     for name, value in shown.items():
         context.print(f"{name:15} {'-' if value is None else str(value).lower() if isinstance(value, bool) else value}")
     return 0
+
+
+def _memory(admission: Any) -> dict[str, Any] | None:
+    if admission is None:
+        return None
+    plan = admission.plan
+    return {
+        "weights": plan.weights, "drafter": plan.drafter, "tables": plan.tables, "state_fixed": plan.fixed, "state_per_token": plan.per_token,
+        "scratch": plan.scratch, "margin": plan.margin, "decoded": plan.decoded, "words": admission.words, "remedies": list(admission.remedies),
+    }  # fmt: skip
+
+
+def _memory_words(admission: Any) -> str:
+    if admission is None:
+        return "-"
+    plan = admission.plan
+    decoded = f"; {plan.decoded:,} bytes of the weights come from decoding them on load" if plan.decoded else ""
+    remedies = f"; try {', '.join(admission.remedies)}" if admission.remedies else ""
+    return f"{admission.words}; {plan.per_token:,.0f} bytes per token{decoded}{remedies}"
 
 
 def _add(context: Any) -> int:

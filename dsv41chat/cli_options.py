@@ -162,7 +162,7 @@ def chat_parser() -> Parser:
     g.add_argument("--show-thinking", action="store_true", help="text: thinking to stderr")
     g.add_argument("--extract", nargs="?", const="", metavar="LANG", help="text: only the first fenced block (of that language)")
     g.add_argument("-o", "--output", dest="path", metavar="PATH", help="write to a file instead of stdout")
-    g.add_argument("--force", action="store_true", help="overwrite the file of -o or --batch-output")
+    g.add_argument("--force", action="store_true", help="load a build that does not fit; overwrite the file of -o or --batch-output")
     g.add_argument("--strict", action="store_true", help="exit 10 for a cut answer, 11 for one that repeats itself")
     g.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="limit of the whole run; exit 124")
     g.add_argument("--progress", choices=("auto", "always", "never"), help="progress on stderr")
@@ -245,8 +245,6 @@ def parse_chat(argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"Unexpected argument {words[1]!r}.", hint="put the prompt in quotes")
     prompts = [("text", word) for word in words] + (args.prompts or [])
     args.prompts = prompts
-    if args.force and not (args.path or args.batch_output):
-        raise UsageError("--force needs -o or --batch-output.", hint="-o PATH --force")
     for name, option in (("batch_output", "--batch-output"), ("resume_batch", "--resume-batch"), ("fail_fast", "--fail-fast"), ("save", "--save")):
         if getattr(args, name) and not args.batch:
             raise UsageError(f"{option} needs --batch.")

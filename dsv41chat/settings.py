@@ -113,7 +113,7 @@ _TABLE = (
     _key("engine.cache_quant", True, "round cache and index rows as the V4.1 release does"),
     _key("engine.linear_input_fp8", False, "round the inputs of linear layers as the release does"),
     _key("engine.qat_sim", False, "simulate the V4 release's rounding"),
-    _key("engine.memory_margin", "auto", "memory kept free beside a build", "size", auto=True, inert=True),
+    _key("engine.memory_margin", "auto", "memory kept free beside a build", "size", auto=True),
     _key("engram.scales", "auto", "the tables' scales: copied into memory or mapped", choices=("auto", "resident", "mapped")),
     _key("engram.access", "auto", "how table files are read; pread also survives a file that is cut", choices=("auto", "mmap", "pread")),
     _key("engram.path", "auto", "the one way to read rows, for diagnosis", choices=("auto", "direct", "advise", "pool", "nocache")),

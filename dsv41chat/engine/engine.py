@@ -9,9 +9,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from dsv41chat.engine.admission import Admission, admit, plan_memory
 from dsv41chat.engine.backend import backend_info
 from dsv41chat.engine.chat.tokenizer import ChatTokenizer
-from dsv41chat.engine.device import device_kind
+from dsv41chat.engine.device import Machine, device_kind, read_machine
 from dsv41chat.engine.draft.load import DraftModel
 from dsv41chat.engine.draft.shared import Drafting
 from dsv41chat.engine.engram.calibrate import calibrate, wants_calibration
@@ -31,7 +32,8 @@ _PREFILL_CHUNK = {"cpu": 128, "metal": 512, "cuda": 2048}
 
 @dataclass(frozen=True)
 class PackInfo:
-    """A build by its headers alone. Bytes on disk; context: the most the config allows, in tokens; drafter: dspark, mtp or None."""
+    """A build by its headers alone. bytes, table_bytes: on disk; resident_bytes: in memory, once loaded. context: the most the config
+    allows, in tokens; drafter: dspark, mtp or None; formats: matrices by format; admission: what fits here and now."""
 
     name: str
     folder: Path
@@ -44,16 +46,26 @@ class PackInfo:
     drafter: str | None
     has_tokenizer: bool
     notes: tuple[str, ...]
+    formats: dict[str, int]
+    admission: Admission
 
 
-def probe_pack(folder: str | Path) -> PackInfo:
-    """Read a build's config and headers and run the strict gate. Raises PackError; reads no weights."""
+def probe_pack(
+    folder: str | Path, *, context: int | None = None, tables_resident: bool = False, margin: int | None = None, machine: Machine | None = None
+) -> PackInfo:
+    """Read a build's config and headers, run the strict gate and see what fits. Raises PackError; reads no weights.
+
+    context, tables_resident, margin: as it would be opened. machine: instead of this one.
+    """
     pack = open_pack(folder)
+    plan = plan_memory(pack, tables_resident=tables_resident)
+    admission = admit(plan, machine or read_machine(), pack.config.max_position_embeddings, context, margin)
     total = sum(path.stat().st_size for path in pack.index.files)
     tokenizer = (pack.folder / "tokenizer.json").is_file()
-    weights, tables, context = pack.weight_bytes, pack.table_bytes, pack.config.max_position_embeddings
-    name, family = pack.folder.resolve().name, pack.config.family
-    return PackInfo(name, pack.folder, family, pack.fingerprint, total, weights, tables, context, pack.drafter, tokenizer, pack.notes)
+    return PackInfo(
+        pack.folder.resolve().name, pack.folder, pack.config.family, pack.fingerprint, total, plan.resident, pack.table_bytes,
+        pack.config.max_position_embeddings, pack.drafter, tokenizer, pack.notes, pack.formats, admission,
+    )  # fmt: skip
 
 
 class Engine:
@@ -61,7 +73,7 @@ class Engine:
 
     numeric_options: options of this loading that change bits of a state. facts: measured verdicts, by key.
 
-    drafting: what its sessions share for drafting.
+    drafting: what its sessions share for drafting. admission: how it was found to fit.
     """
 
     def __init__(
@@ -73,10 +85,11 @@ class Engine:
         draft_model: DraftModel | None = None,
         exact: str = "on",
         facts: MutableMapping[str, str] | None = None,
+        admission: Admission | None = None,
     ):
         self.pack, self.trunk, self.tokenizer = pack, trunk, tokenizer
         self.family, self.name, self.fingerprint = pack.config.family, pack.folder.resolve().name, pack.fingerprint
-        self.context_limit = context_limit
+        self.context_limit, self.admission = context_limit, admission
         self.prefill_chunk = _PREFILL_CHUNK[device_kind()]
         self.device, self.mlx_version = backend_info()
         self.generation_defaults = _generation_defaults(pack.folder)
@@ -145,15 +158,20 @@ def open_engine(
     facts: MutableMapping[str, str] | None = None,
     engram: EngramSettings | None = None,
     os_layer: PosixLayer | None = None,
+    force: bool = False,
+    margin: int | None = None,
+    machine: Machine | None = None,
     progress: Callable[[Loading], None] = lambda event: None,
     cancel: Callable[[], bool] = lambda: False,
 ) -> Engine:
-    """Check a pack and load it.
+    """Check a pack, see that it fits, and load it. Nothing is read before it is admitted.
 
     dtype: float32 or bfloat16, by default the device's. cache_quant, linear_input_fp8: the fake quantisation of V4.1.
     qat_sim: that of V4; a build ignores the options of the other family.
     exact: on, or fast: drafted text may differ from plain text at near-ties, see `Drafting`.
-    context: tokens, at most the pack's maximum. cache_dir: where derived token maps are kept. facts: measured verdicts, by key.
+    context: tokens, at most the pack's maximum; None: as many as memory admits. force: load although it does not fit.
+    margin: bytes left to others, None by size. machine: the memory there is, instead of this machine's; for tests.
+    cache_dir: where derived token maps are kept. facts: measured verdicts, by key.
     engram: how tables are read. os_layer: what the tables' reads ask instead of this system; for tests.
     Raises PackError, DoesNotFit or Cancelled.
     """
@@ -161,6 +179,11 @@ def open_engine(
     limit = pack.config.max_position_embeddings
     if context is not None and not 0 < context <= limit:
         raise PackUnsupported(f"a context of {context:,} tokens was asked for; {pack.folder.name} holds 1 to {limit:,}", f"--context {limit}")
+    resident = engram is not None and engram.mode == "resident"
+    plan = plan_memory(pack, dtype=getattr(mx, dtype) if dtype else None, tables_resident=resident)
+    admission = admit(plan, machine or read_machine(), limit, context, margin)
+    if not force:
+        admission.demand(pack.folder.resolve().name)
     path = pack.folder / "tokenizer.json"
     tokenizer = ChatTokenizer.from_file(path) if path.is_file() else None
     if tokenizer is not None and tokenizer.vocab_size > pack.config.vocab_size:
@@ -181,7 +204,7 @@ def open_engine(
     progress(Loading("drafter", 0, pack.drafter_bytes, "bytes"))
     model = build_drafter(pack, trunk, rounded=qat_sim if pack.config.family == "v4" else cache_quant, linear_input_fp8=linear_input_fp8)
     progress(Loading("ready", len(pack.plan), len(pack.plan), "layers"))
-    engine = Engine(pack, trunk, tokenizer, context or limit, model, exact, facts)
+    engine = Engine(pack, trunk, tokenizer, context or admission.context or limit, model, exact, facts, admission)
     rounded = {"qat_sim": qat_sim} if engine.family == "v4" else {"cache_quant": cache_quant, "linear_input_fp8": linear_input_fp8}
     engine.numeric_options = {**rounded, "packed": stays_packed(pack), "exact": exact}
     return engine

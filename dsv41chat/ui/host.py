@@ -71,13 +71,14 @@ class EngineHost:
         self.view: BuildView | None = None
         self.load_s = 0.0
         self._opener = opener or _open_engine
-        self._prober = prober or _probe_pack
+        self._prober = prober or self._probe_pack
         self._embedded = embedded or _embedded_pack
         self._backend = backend or _backend_info
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._info: tuple[str, str] | None = None
         self._claimed: Any = None
         self.allow_second = False
+        self.force = False  # load a build although it does not fit
         self.fresh_sessions = False  # --no-cache: every turn starts from an empty lane
         self.states = states or (States.of(settings) if opener is None else States(None))
         self._rest: threading.Timer | None = None
@@ -169,8 +170,22 @@ class EngineHost:
         return BuildView(
             ref.name, ref.folder, info.family, info.fingerprint, ref.embedded, context=info.context, drafter=info.drafter,
             resident_bytes=info.resident_bytes, table_bytes=info.table_bytes, bytes=info.bytes, has_tokenizer=info.has_tokenizer,
-            notes=tuple(info.notes), defaults=pack_defaults(ref.folder),
+            notes=tuple(info.notes), defaults=pack_defaults(ref.folder), formats=info.formats, admission=info.admission,
         )  # fmt: skip
+
+    def _margin(self) -> int | None:
+        margin = self.settings.engine.memory_margin
+        return None if margin == "auto" else margin
+
+    def _probe_pack(self, folder: Path) -> Any:
+        from dsv41chat.engine.backend import require_backend
+
+        require_backend()  # the modules that read headers are also those that make arrays of them
+        from dsv41chat.engine import probe_pack
+
+        context = self.settings.engine.context
+        resident = table_settings(self.settings).mode == "resident"
+        return probe_pack(folder, context=None if context == "auto" else context, tables_resident=resident, margin=self._margin())
 
     def load_tokenizer(self, ref: BuildRef) -> ChatTokenizer:
         """Read a build's tokenizer without its weights. Raises PackError."""
@@ -240,7 +255,7 @@ class EngineHost:
             view.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim, exact=e.exact,
             context=None if e.context == "auto" else e.context,
             cache_dir=self.settings.paths.cache, facts=self.store.facts if self.store is not None else None,
-            engram=table_settings(self.settings), progress=emit, cancel=cancel,
+            engram=table_settings(self.settings), force=self.force, margin=self._margin(), progress=emit, cancel=cancel,
         )  # fmt: skip
         self.view = view
         self.load_s = time.monotonic() - started
@@ -483,15 +498,6 @@ def _open_engine(folder: Path, **options: Any) -> Engine:
     from dsv41chat.engine import open_engine
 
     return open_engine(folder, **options)
-
-
-def _probe_pack(folder: Path) -> Any:
-    from dsv41chat.engine.backend import require_backend
-
-    require_backend()  # the modules that read headers are also those that make arrays of them
-    from dsv41chat.engine import probe_pack
-
-    return probe_pack(folder)
 
 
 def _verify_goldens(folder: Path, goldens: Path, **options: Any) -> Any:

@@ -309,6 +309,9 @@ class _Turn:
         self.c._stream = self.host.load(build, self._cancel)
         yield from self.c._stream
         self.load_s = self.host.load_s
+        admission = getattr(self.host.engine, "admission", None)
+        if admission is not None and admission.verdict == "tight":
+            yield Warned("tight", f"{build.name} fits tightly: {admission.words}")
 
     def _cancel(self) -> bool:
         return self.c._cancelled or self.stopped()

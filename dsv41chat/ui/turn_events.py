@@ -142,7 +142,10 @@ class BuildRef:
 
 @dataclass(frozen=True)
 class BuildView:
-    """A build whose headers were read. context: the pack's own maximum; drafter: its kind or None; bytes: on disk."""
+    """A build whose headers were read. context: the pack's own maximum; drafter: its kind or None; bytes: on disk.
+
+    resident_bytes: in memory, once loaded. formats: matrices by format. admission: the engine's `Admission`, None where nobody asked.
+    """
 
     name: str
     folder: Path
@@ -157,6 +160,8 @@ class BuildView:
     has_tokenizer: bool = True
     notes: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    formats: Mapping[str, int] = field(default_factory=dict)
+    admission: Any = None
 
     def as_dict(self) -> dict[str, str]:
         """The `build` field of scripts."""

@@ -199,7 +199,7 @@ def fake_host(script: Script | None = None, folder: Path | None = None) -> dict[
     def prober(path):
         return SimpleNamespace(
             name=Path(path).name, family="v41", fingerprint="f" * 64, bytes=1000, resident_bytes=1000, table_bytes=0,
-            context=script.context_limit, drafter=None, has_tokenizer=True, notes=(),
+            context=script.context_limit, drafter=None, has_tokenizer=True, notes=(), formats={}, admission=None,
         )  # fmt: skip
 
     return {"opener": opener, "prober": prober, "embedded": lambda: folder, "backend": lambda: ("cpu", "0")}

@@ -532,7 +532,7 @@ USAGE = [
     ["--stop", "", "hi"], ["--timeout", "0", "hi"], ["two", "prompts"], ["-c", "--resume", "abcd", "hi"], ["--engram", "disk", "hi"],
     ["--json", "--no-stream", "hi"], ["--json", "--extract", "--", "hi"], ["--stream-json", "--show-thinking", "hi"],
     ["--json", "--stream-json", "hi"],
-    ["--force", "hi"], ["--pick", "--headless", "hi"], ["--theme", "dark", "--json", "hi"], ["--save", "hi"], ["--batch-output", "x", "hi"],
+    ["--pick", "--headless", "hi"], ["--theme", "dark", "--json", "hi"], ["--save", "hi"], ["--batch-output", "x", "hi"],
     ["--quiet", "--verbose", "hi"], ["-s", "a", "--system-file", "b", "hi"], ["--load-only", "--dry-run"], ["--readonly", "--json", "hi"],
 ]  # fmt: skip
 

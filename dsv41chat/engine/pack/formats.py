@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dsv41chat.engine.errors import PackDamaged, PackIncomplete
+from dsv41chat.engine.errors import PackIncomplete
 from dsv41chat.engine.pack import exl3, mlx_quant, release
 from dsv41chat.engine.pack.index import TensorRef
 from dsv41chat.engine.pack.matrix import Matrix, demand, parts_of, stem_of
@@ -38,11 +38,10 @@ def slices_of(tensors: Mapping[str, TensorRef], name: str) -> list[str]:
 
 def identify_slices(tensors: Mapping[str, TensorRef], name: str, shape: tuple[int, int], block: int | None = None) -> list[Matrix]:
     """The slices of `name` in order, or the matrix itself as the only one. Raises PackError as `identify` does."""
-    names = slices_of(tensors, name)
+    whole = name in tensors or stem_of(name) + "trellis" in tensors
+    names = [] if whole else slices_of(tensors, name)
     if not names:
         return [identify(tensors, name, shape, block)]
-    if parts_of(tensors, name):
-        raise PackDamaged(f"{name} is there whole and in slices", "the build holds tensors of two layouts; convert it again")
     absent = next((i for i, part in enumerate(names) if part != f"{stem_of(name)}slice.{i}.weight"), None)
     if absent is not None or shape[0] % len(names):
         what = f"slice {absent} is missing" if absent is not None else f"{len(names)} slices do not make up its {shape[0]} rows"

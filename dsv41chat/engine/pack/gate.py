@@ -90,7 +90,7 @@ def table_spec(tensors: Mapping[str, TensorRef], name: str, want: Expected) -> T
 
 def is_there(tensors: Mapping[str, TensorRef], name: str, want: Expected) -> bool:
     """Whether the tensor, or the matrix in any format, has its values here."""
-    return bool(_names_of(tensors, name, want) & tensors.keys() - _companions(name))
+    return any(n in tensors for n in _names_of(tensors, name, want) - _companions(name))
 
 
 def names_in_use(tensors: Mapping[str, TensorRef], expected: Mapping[str, Expected]) -> set[str]:

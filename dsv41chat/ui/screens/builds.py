@@ -106,8 +106,11 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
             rest = visible_line(row.problem)
         else:
             parts = [size(row.bytes).rjust(7), "loaded" if row.loaded else "", row.view.family]
-            if row.view.context:
-                parts.append(f"ctx {row.view.context:,}")
+            admission = row.view.admission
+            if admission is not None:
+                parts.append({"no": "does not fit"}.get(admission.verdict, admission.verdict))
+            if context := admission.context if admission is not None else row.view.context:
+                parts.append(f"ctx {context:,}")
             if row.view.drafter:
                 parts.append(f"draft {row.view.drafter}")
             if row.ref.embedded:
@@ -146,6 +149,8 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
                 ("family", row.view.family), ("fingerprint", row.view.fingerprint),
                 ("resident", size(row.view.resident_bytes)), ("context", f"{row.view.context or 0:,}"), ("drafter", row.view.drafter or "none"),
             ]  # fmt: skip
+            if (admission := row.view.admission) is not None:
+                lines += [("fits", admission.verdict), ("admitted", f"{admission.context:,} tokens"), ("memory", admission.words)]
             lines += [(name, str(value)) for name, value in row.view.defaults.items()]
         if row.problem:
             lines.append(("problem", row.problem))
