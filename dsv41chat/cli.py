@@ -130,7 +130,11 @@ class _Chat:
     def _run(self) -> int:
         args = parse_chat(self.argv)
         settings = self._settings(args)
-        if args.headless or self._scripted(args, settings):
+        scripted = args.headless or self._scripted(args, settings)
+        # On the full screen a log line would land in the middle of it: there -v only makes the file say more.
+        level = "debug" if args.verbose and not scripted else settings.log.level
+        self.warnings = start_up(settings, self.stderr, level=level, log_file=args.log_file, debug=scripted and args.verbose >= 2)
+        if scripted:
             for name, option in SCREEN_ONLY:
                 if getattr(args, name):
                     raise UsageError(f"{option} belongs to the full screen.")
@@ -144,7 +148,6 @@ class _Chat:
             args.progress or "auto",
             color=not settings.environment.no_color and settings.environment.term != "dumb",
         )
-        self.warnings = start_up(settings, self.stderr, log_file=args.log_file, debug=args.verbose >= 2)
         return settings
 
     def _scripted(self, args: Namespace, settings: Settings) -> bool:
@@ -396,12 +399,12 @@ class _Chat:
         return left
 
 
-def start_up(settings: Settings, stderr: Stderr, *, log_file: str | None = None, debug: bool = False) -> list[Warned]:
-    """Start the log; say what is odd about the settings. Returns it as warnings for scripts."""
+def start_up(settings: Settings, stderr: Stderr, *, level: str | None = None, log_file: str | None = None, debug: bool = False) -> list[Warned]:
+    """Start the log; say what is odd about the settings. Returns it as warnings for scripts. debug: the log on stderr too."""
     from dsv41chat.logs import start_logging
     from dsv41chat.ui.turn_events import Warned
 
-    problem = start_logging(settings.paths.log, settings.log.level, Path(log_file).expanduser() if log_file else None, stderr=debug)
+    problem = start_logging(settings.paths.log, level or settings.log.level, Path(log_file).expanduser() if log_file else None, stderr=debug)
     warnings = [Warned("config", text) for text in settings.warnings] + ([Warned("log", problem)] if problem else [])
     for warning in warnings:
         stderr.notice(f"warning: {warning.message}")

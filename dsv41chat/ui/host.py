@@ -248,6 +248,11 @@ class EngineHost:
             ) from None
         self._claimed = file
 
+    def _release(self) -> None:
+        if self._claimed is not None:
+            self._claimed.close()
+            self._claimed = None
+
     def _open(self, view: BuildView, emit: Callable[[Any], None], cancel: Callable[[], bool]) -> None:
         started = time.monotonic()
         e = self.settings.engine
@@ -272,6 +277,7 @@ class EngineHost:
     def unload(self) -> None:
         """Forget the engine and every session."""
         self.thread.call(self._drop)
+        self._release()
 
     def session(self, key: str) -> Session:
         """The session of a conversation (of a batch: shared). Large builds keep one lane, small ones eight; the least recently used goes first."""
@@ -450,6 +456,8 @@ class EngineHost:
         self.thread.submit(self._drop)
         ended = self.thread.close(timeout_s)
         self.states.close(timeout_s if timeout_s is not None else 30.0)
+        if ended:
+            self._release()
         return ended
 
 

@@ -94,9 +94,9 @@ class TurnController:
         self.last_conversation_id = conversation.id
         leaf = leaf or conversation.leaf_id
         messages = tuple(self.store.path_to(leaf)) if leaf else ()
-        holder = self._lock(conversation.id)
+        holder = None if self.store.readonly else self._lock(conversation.id)
         interrupted = tuple(m.id for m in messages if m.state == "interrupted")
-        return ConversationView(conversation, messages, holder is not None, holder, interrupted)
+        return ConversationView(conversation, messages, holder is not None or self.store.readonly, holder, interrupted)
 
     def options(self, conversation: Any = None, build: BuildView | None = None) -> TurnOptions:
         """What a turn in this conversation would use now (spec: app, section 10, order of precedence)."""

@@ -44,8 +44,8 @@ class FakeTokenizer:
 class Script:
     """What the fake says. answer: a text, or a function of (prompt ids, seed, temperature); thinking: shown first when the
     prompt opens a thought; delay_s: pause per token; prefill_s: pause per prefill chunk; error: raised after `error_at` tokens;
-    sessions: every session made;
-    finish: overrides the end; load_error: raised while loading; load_s: how long loading takes; ignore_cancel: never looks."""
+    finish: overrides the end; load_error: raised while loading; load_s: how long loading takes; ignore_cancel: never looks.
+    Filled by the fake: opened, the options of every open_engine; sessions, every session made."""
 
     answer: str | Callable[[tuple[int, ...], int, float], str] = "Hello from the fake engine."
     thinking: str = ""
@@ -58,6 +58,8 @@ class Script:
     load_s: float = 0.0
     ignore_cancel: bool = False
     context_limit: int = 8192
+    resident_bytes: int = 1000
+    opened: list = field(default_factory=list)
     sessions: list = field(default_factory=list)
     tokenizer: Any = field(default_factory=FakeTokenizer)
 
@@ -187,7 +189,8 @@ def fake_host(script: Script | None = None, folder: Path | None = None) -> dict[
     script = script or Script()
     folder = folder or Path("fake-pack")
 
-    def opener(path, *, context=None, progress=None, cancel=None, **_):
+    def opener(path, *, context=None, progress=None, cancel=None, **options):
+        script.opened.append({"context": context, **options})
         for done in (1, 2):
             if progress:
                 progress(Loading("weights", done, 2, "bytes"))
@@ -198,7 +201,7 @@ def fake_host(script: Script | None = None, folder: Path | None = None) -> dict[
 
     def prober(path):
         return SimpleNamespace(
-            name=Path(path).name, family="v41", fingerprint="f" * 64, bytes=1000, resident_bytes=1000, table_bytes=0,
+            name=Path(path).name, family="v41", fingerprint="f" * 64, bytes=1000, resident_bytes=script.resident_bytes, table_bytes=0,
             context=script.context_limit, drafter=None, has_tokenizer=True, notes=(), formats={}, admission=None,
         )  # fmt: skip
 

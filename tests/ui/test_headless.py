@@ -384,6 +384,34 @@ def test_sampling_options_reach_the_engine(program):
     assert script.sessions[0].engine.context_limit == 500
 
 
+def test_engine_options_reach_the_engine(program):
+    script = Script()
+    program("--headless", "hi", "--engram", "resident", "--context", "700", script=script)
+    assert script.opened[0]["context"] == 700 and script.opened[0]["engram"].mode == "resident"
+
+
+def test_only_one_process_holds_a_large_build(program):
+    import fcntl
+
+    script = Script(resident_bytes=5 << 30)
+    assert program("--json", "hi", script=script).code == 0
+    with open(program.data / "state" / "engine.lock", "a+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        refused = program("--json", "hi", script=script)
+        assert (refused.code, refused.object["code"]) == (5, "does_not_fit") and "--allow-second" in refused.object["hint"]
+        assert program("--json", "--allow-second", "hi", script=script).code == 0
+        assert program("--json", "hi").code == 0, "a small build needs no turn"
+
+
+def test_log_file_and_debug_output(program, tmp_path):
+    path = tmp_path / "my.log"
+    result = program("--headless", "-vv", "--log-file", str(path), "hi", script=Script(error=ValueError("x"), error_at=0))
+    assert "Traceback" in path.read_text() and "Traceback" in result.err and path.stat().st_mode & 0o777 == 0o600
+    quiet = program("--headless", "hi", script=Script(error=ValueError("x"), error_at=0))
+    assert "Traceback" not in quiet.err and "Traceback" in (program.data / "log" / "dsv41chat.log").read_text()
+    assert "a secret question" not in path.read_text()
+
+
 def test_max_tokens_stop_and_effort(program):
     assert program("--json", "hi", "--effort", "off", "--max-tokens", "5").object["text"] == "Hello"
     stopped = program("--json", "hi", "--stop", "from").object

@@ -200,7 +200,7 @@ async def test_files_become_chips_and_bad_ones_are_refused(tmp_path):
 
 
 async def test_settings_show_origins_and_write_the_file(tmp_path):
-    app = make_app(tmp_path, Script(), config="# mine\n[ui]\nmath = \"source\"\n")
+    app = make_app(tmp_path, Script(), config='# mine\n[ui]\nmath = "source"\n')
     async with app.run_test(size=(100, 36), notifications=True) as pilot:
         chat = chat_of(app)
         await pilot.press("f8")
