@@ -207,11 +207,14 @@ def test_closed_standard_output(tmp_path):
 def test_kill_9_loses_less_than_a_second(tmp_path):
     """Twice here with a scripted engine; twenty times with the embedded model in test_embedded.py."""
     for _ in range(2):
-        kill_once(tmp_path, ["--effort", "off"], {"answer": "word " * 2000, "delay_s": 0.004}, after_s=1.7)
+        assert kill_once(tmp_path, ["--effort", "off"], {"answer": "word " * 2000, "delay_s": 0.004}, after_s=1.7)
 
 
-def kill_once(data, options: list[str], script: dict | None, after_s: float) -> None:
-    """Kill a streaming run `after_s` after its first delta: what was read a second before the kill is stored, and announced."""
+def kill_once(data, options: list[str], script: dict | None, after_s: float) -> bool:
+    """Kill a streaming run `after_s` after its first delta: what was read a second before the kill is stored, and announced.
+
+    False if the answer ended before that.
+    """
     process = child(data, ["--stream-json", *options, "tell me"], script, bufsize=0)
     conversation = read_until(process, "start")[0]["conversation"]
     seen: list[tuple[float, str]] = []
@@ -224,7 +227,8 @@ def kill_once(data, options: list[str], script: dict | None, after_s: float) -> 
             began = began or time.monotonic()
             seen.append((time.monotonic(), event["text"]))
         if event["type"] == "done":
-            return  # the answer was shorter than the wait
+            process.communicate(timeout=30)
+            return False
     killed = time.monotonic()
     process.kill()
     process.wait()
@@ -235,3 +239,4 @@ def kill_once(data, options: list[str], script: dict | None, after_s: float) -> 
     assert status == 0 and "interrupted" in err and conversation in err
     stored = leaf(data, conversation)
     assert stored.state == "interrupted" and stored.text.startswith(old), (len(stored.text), len(old))
+    return True
