@@ -13,6 +13,42 @@ def add_commands(commands: Any) -> None:
     p.set_defaults(run=_engram)
 
 
+    p = commands.add_parser("drafting", help="what drafts, which operations run row by row", epilog="example: dsv41chat doctor drafting --model nano")
+    p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
+    p.add_argument("--no-measure", action="store_true", help="do not time windows and drafter (a second or two, and the costs are stored)")
+    p.set_defaults(run=_drafting)
+
+
+def _drafting(context: Any) -> int:
+    from dsv41chat.engine.backend import require_backend
+    from dsv41chat.ui.host import table_settings
+
+    require_backend()
+    from dsv41chat.engine.draft.doctor import examine
+    from dsv41chat.engine.engine import open_engine
+
+    measure, e = not context.args.no_measure, context.settings.engine
+    host = context.host(write=measure)
+    build = host.resolve(context.args.model)
+    engine = open_engine(
+        build.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim, exact=e.exact,
+        facts=context.store().facts, engram=table_settings(context.settings),
+    )  # fmt: skip
+    try:
+        lines = examine(engine.drafting, measure)
+    finally:
+        engine.close()
+    return _show(context, build.name, lines)
+
+
+def _show(context: Any, name: str, lines: list) -> int:
+    if context.args.json:
+        context.json([{"build": name, **asdict(line)} for line in lines])
+    else:
+        context.table(("", name, ""), [(line.verdict, line.name, line.text + (f"  {line.remedy}" if line.remedy else "")) for line in lines])
+    return 1 if any(line.verdict == "fail" for line in lines) else 0
+
+
 def _engram(context: Any) -> int:
     from dsv41chat.engine.backend import require_backend
     from dsv41chat.ui.host import table_settings
@@ -34,8 +70,4 @@ def _engram(context: Any) -> int:
             reader.close()
     else:
         lines = [Line("ok", "tables", "this build has no engram tables")]
-    if context.args.json:
-        context.json([{"build": build.name, **asdict(line)} for line in lines])
-    else:
-        context.table(("", build.name, ""), [(line.verdict, line.name, line.text + (f"  {line.remedy}" if line.remedy else "")) for line in lines])
-    return 1 if any(line.verdict == "fail" for line in lines) else 0
+    return _show(context, build.name, lines)

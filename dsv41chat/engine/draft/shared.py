@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
+import time
 from collections.abc import MutableMapping
+
+import numpy as np
 
 from dsv41chat.engine import rowcheck
 from dsv41chat.engine.draft.base import Drafter, PlainDrafter
 from dsv41chat.engine.draft.depth import DepthPolicy, DraftCosts, FixedDepth, prior_costs
 from dsv41chat.engine.draft.guard import GuardedDrafter
 from dsv41chat.engine.draft.load import DraftModel, new_drafter
+from dsv41chat.engine.sampling import SamplingParams
+from dsv41chat.engine.target import Target
 from dsv41chat.engine.trial import Trunk
 
 _log = logging.getLogger(__name__)
+_CALIBRATION_ROUNDS = 5
 
 
 class Drafting:
@@ -83,6 +90,33 @@ class Drafting:
         if self.costs.known:
             self.facts[self._costs_key] = self.costs.to_json()
 
+    def calibrate(self, position: int = 128) -> None:
+        """Time windows of 1 .. block + 1 rows and a pass of the drafter on a scratch lane of `position` tokens, and keep the costs.
+
+        The median of several each, after a first one that is not counted. Takes a second or so; for idle moments and `doctor`.
+        """
+        if self.model is None:
+            return
+        self.verdicts()
+        target, drafter = Target(self.trunk), new_drafter(self.model)
+        ids = np.random.default_rng(0).integers(0, self.trunk.config.vocab_size, position + self.block + 1).tolist()
+        trial = target.rows(ids[:position], logits_from=None, want_taps=True)
+        target.commit(trial, trial.count)
+        drafter.ingest(trial.taps, 0, ids[1 : position + 1])
+
+        calls = [lambda m=m: np.array(target.rows(ids[position : position + m], want_taps=True).logits) for m in range(1, self.block + 2)]
+        calls.append(lambda: drafter.propose(ids[position], position, self.block, SamplingParams()))
+        seconds: list[list[float]] = [[] for _ in calls]
+        # All in turn, so that a busy moment of the machine does not fall on one of them.
+        for _ in range(_CALIBRATION_ROUNDS + 1):
+            for call, found in zip(calls, seconds):
+                began = time.perf_counter()
+                call()
+                found.append(time.perf_counter() - began)
+        *self.costs.rows, self.costs.draft = (statistics.median(found[1:]) for found in seconds)
+        self.costs.samples, self.costs.draft_samples = [5] * (self.block + 1), 5
+        self.keep_costs()
+
     def summary(self) -> list[str]:
         """Lines for `doctor` and `models info`: what drafts, and which operations run row by row."""
         if self.model is None:
@@ -92,4 +126,7 @@ class Drafting:
             return [*lines, "exact = fast: nothing runs row by row; drafted text may differ from plain text at near-ties"]
         single = [v for v in self.verdicts() if v.tokenwise]
         lines.append(f"row check: {len(self.verdicts()) - len(single)} operations batched, {len(single)} row by row")
+        if self.costs.known:
+            rows = " ".join(f"{1000 * c:.1f}" for c in self.costs.rows)
+            lines.append(f"costs: windows of 1 to {self.block + 1} rows take {rows} ms, a pass of the drafter {1000 * self.costs.draft:.1f} ms")
         return lines + [str(v) for v in single]
