@@ -1,4 +1,5 @@
 """The embedded model: its pack, the corpus builder, the trainer and the evaluation."""
+
 from __future__ import annotations
 
 from pathlib import Path

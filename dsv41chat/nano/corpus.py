@@ -3,11 +3,13 @@
 `python -m dsv41chat.nano.corpus FOLDER` writes facts.json.gz, tokenizer.json and corpus.json (digests and counts); the trainer needs only those.
 Rendering here is the product encoder's (family v41) restricted to what occurs; a test compares the two id for id.
 """
+
 from __future__ import annotations
 
 import argparse
 import hashlib
 import json
+import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +25,19 @@ EFFORT = "Reasoning Effort: {n} (range 1-100, the higher the value, the more tho
 # Parts of a token's code: no loss, user text, reply, the key inside a reply, what follows the key.
 NONE, USER_TEXT, REPLY, KEY, FACT = range(5)
 
-_MIX = (("word", .3), ("unkword", .1), ("python", .05), ("command", .05), ("geo", .1), ("element", .035), ("quantity", .15), ("memory", .09), ("meta", .02),
-        ("talk", .045), ("scope", .055))
+_MIX = (
+    ("word", 0.3),
+    ("unkword", 0.1),
+    ("python", 0.05),
+    ("command", 0.05),
+    ("geo", 0.1),
+    ("element", 0.035),
+    ("quantity", 0.15),
+    ("memory", 0.09),
+    ("meta", 0.02),
+    ("talk", 0.045),
+    ("scope", 0.055),
+)
 
 
 @dataclass
@@ -33,7 +46,7 @@ class Conversation:
     thinking: bool = False
     effort: int = 75
     system: str = ""
-    train_all: bool = field(default=True, repr=False)      # False: only the last answer is trained or counted
+    train_all: bool = field(default=True, repr=False)  # False: only the last answer is trained or counted
 
 
 class Corpus:
@@ -57,22 +70,35 @@ class Corpus:
         return ids
 
     # ---- conversations
+    def _draw_kind(self) -> str:
+        roll = self.rng.random()
+        for kind, share in _MIX:
+            if roll < share:
+                return kind
+            roll -= share
+        return _MIX[-1][0]
+
     def turn(self, state: State, thinking: bool, kind: str | None = None) -> Turn:
         """The next turn; `thinking`: its answer is preceded by reasoning."""
         rng, world = self.rng, self.world
         if kind is None:
-            roll = rng.random()
-            for kind, share in _MIX:
-                if roll < share:
-                    break
-                roll -= share
+            kind = self._draw_kind()
         made = {
-            "word": words.known, "unkword": words.unknown, "python": reference.python, "command": reference.command, "geo": reference.geography,
-            "element": reference.element, "memory": memory.memory, "meta": memory.meta, "talk": social.talk, "scope": social.scope, "unkother": reference.unknown,
+            "word": words.known,
+            "unkword": words.unknown,
+            "python": reference.python,
+            "command": reference.command,
+            "geo": reference.geography,
+            "element": reference.element,
+            "memory": memory.memory,
+            "meta": memory.meta,
+            "talk": social.talk,
+            "scope": social.scope,
+            "unkother": reference.unknown,
         }
         if kind == "quantity":
             turn = numbers.quantity(world, state, thinking)
-        elif kind == "unkword" and rng.random() < .22:
+        elif kind == "unkword" and rng.random() < 0.22:
             turn = reference.unknown(world, state)
         else:
             turn = made[kind](world, state)
@@ -85,18 +111,18 @@ class Corpus:
 
     def conversation(self) -> Conversation:
         rng = self.rng
-        if rng.random() < .2:
+        if rng.random() < 0.2:
             return self.session()
         roll = rng.random()
-        count = 1 if roll < .38 else 2 if roll < .56 else rng.randint(3, 5) if roll < .8 else rng.randint(6, 14)
-        thinking = rng.random() < .3
+        count = 1 if roll < 0.38 else 2 if roll < 0.56 else rng.randint(3, 5) if roll < 0.8 else rng.randint(6, 14)
+        thinking = rng.random() < 0.3
         out = Conversation([], thinking, rng.choice((50, 75, 75, 75, 100)))
         state = State()
-        if rng.random() < .03:
+        if rng.random() < 0.03:
             self._persona(out)
         for i in range(count):
             last = i == count - 1
-            kind = "quantity" if thinking and last and rng.random() < .4 else None
+            kind = "quantity" if thinking and last and rng.random() < 0.4 else None
             turn = self.turn(state, thinking and last, kind)
             self.note(state, turn)
             out.turns.append(turn)
@@ -105,7 +131,7 @@ class Corpus:
     def session(self) -> Conversation:
         """A conversation about told things: one to three told first, other turns between, then asked for."""
         rng, state = self.rng, State()
-        thinking = rng.random() < .25
+        thinking = rng.random() < 0.25
         out = Conversation([], thinking, rng.choice((50, 75, 75, 75, 100)))
 
         def add(turn: Turn | None) -> None:
@@ -115,28 +141,35 @@ class Corpus:
 
         for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
             add(memory.told(self.world, state))
-        for _ in range(rng.randint(0, 3) if rng.random() < .6 else rng.randint(4, 12)):
-            add(self.turn(state, False, "memory" if rng.random() < .1 else None))
-        if rng.random() < .25:
+        for _ in range(rng.randint(0, 3) if rng.random() < 0.6 else rng.randint(4, 12)):
+            add(self.turn(state, False, "memory" if rng.random() < 0.1 else None))
+        if rng.random() < 0.25:
             add(memory.correct(self.world, state))
             for _ in range(rng.randint(0, 3)):
                 add(self.turn(state, False))
         for _ in range(rng.choice((1, 1, 2))):
-            add(memory.recall(self.world, state) if rng.random() < .8 else memory.not_told(self.world, state))
+            add(memory.recall(self.world, state) if rng.random() < 0.8 else memory.not_told(self.world, state))
         return out
 
     def _persona(self, out: Conversation) -> None:
         name = self.rng.choice(FIRST)
-        out.system = self.rng.choice((f"Your name is {name}.", f"You are {name}, a helpful assistant.", f"You are called {name}. Answer briefly.", "Answer briefly.",
-                                      "You are a helpful assistant."))
+        out.system = self.rng.choice(
+            (
+                f"Your name is {name}.",
+                f"You are {name}, a helpful assistant.",
+                f"You are called {name}. Answer briefly.",
+                "Answer briefly.",
+                "You are a helpful assistant.",
+            )
+        )
         if name in out.system:
             asked = self.rng.choice(("what is your name?", "who are you?", "your name please", "What are you called?", "What's your name"))
             out.turns.append(Turn(asked, f"My name is {name}.", "talk", "", "small talk"))
 
-    def paste(self, budget: int, depth: float | None = None, missing: float = .1) -> Conversation:
+    def paste(self, budget: int, depth: float | None = None, missing: float = 0.1) -> Conversation:
         """A conversation around a pasted text of about `budget` tokens; sometimes thinking."""
         turns = needle.paste(self.world, budget, lambda t: len(self.encode(t, True)), depth, missing)
-        return Conversation(turns, self.rng.random() < .15)
+        return Conversation(turns, self.rng.random() < 0.15)
 
     # ---- ids
     def ids_of(self, talk: Conversation, room: int, first_reply: int) -> tuple[list[int], list[int], list[int], int]:
@@ -175,7 +208,7 @@ class Corpus:
             new += [*a, mark[arch.EOS]]
             if counted:
                 key = self.encode(turn.key, True) if turn.key else []
-                k = len(key) if a[:len(key)] == key else 0
+                k = len(key) if a[: len(key)] == key else 0
                 codes += [kind + KEY] * k + [kind + (FACT if k else REPLY)] * (len(a) - k + 1)
                 numbers_ += [number] * (len(a) + 1)
             else:
@@ -192,7 +225,8 @@ class Corpus:
     def pack(self, rows: int, length: int, draw) -> tuple[np.ndarray, ...]:
         """`rows` rows of length + 1 tokens: ids int16, code uint8, conversation number uint8, reply number int32.
 
-        Conversations start at multiples of 8, so groups of two and candidate blocks never straddle two of them. `draw(room)` -> Conversation or None."""
+        Conversations start at multiples of 8, so groups of two and candidate blocks never straddle two of them.
+        `draw(room)` gives a Conversation or None."""
         wide = length + 1
         ids = np.full((rows, wide), self.ids[arch.PAD], np.int16)
         code, number = np.zeros((rows, wide), np.uint8), np.zeros((rows, wide), np.uint8)
@@ -220,10 +254,10 @@ class Corpus:
             if length > 1024:
                 if room < 300:
                     return self.conversation()
-                if rng.random() < .7:
-                    return self.paste(int(room * rng.uniform(.5, .93)) - 120 if rng.random() < .6 else rng.randint(100, max(101, room - 200)))
+                if rng.random() < 0.7:
+                    return self.paste(int(room * rng.uniform(0.5, 0.93)) - 120 if rng.random() < 0.6 else rng.randint(100, max(101, room - 200)))
                 return self.conversation()
-            if room > 300 and rng.random() < .1:
+            if room > 300 and rng.random() < 0.1:
                 return self.paste(rng.randint(10, room - 160))
             return self.conversation()
 
@@ -236,7 +270,18 @@ def training_lines(folder: Path) -> list[str]:
     lines = [words.answer_known(w, senses)[1] for w, senses in world.words]
     lines += [f"Python {name}: {text}" for name, text in world.facts["python"]]
     lines += [f"The command {name} {does}." for name, does in world.commands]
-    makers = (words.known, words.known, words.unknown, reference.geography, reference.geography, reference.element, reference.command, reference.python, social.talk, social.scope)
+    makers = (
+        words.known,
+        words.known,
+        words.unknown,
+        reference.geography,
+        reference.geography,
+        reference.element,
+        reference.command,
+        reference.python,
+        social.talk,
+        social.scope,
+    )
     for _ in range(1500):
         for make in makers:
             turn = make(world, State())
@@ -261,9 +306,14 @@ def build(folder: Path) -> dict:
         for array in Corpus(folder, seed).batch(8, 512):
             stream.update(array.tobytes())
     report = {
-        "seed": arch.SEED, "facts_sha256": digest, "tokenizer_sha256": hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
-        "stream_sha256": stream.hexdigest(), "counts": {k: len(v) for k, v in loaded.items()} | {"definitions": sum(len(s) for _, s in loaded["words"])},
-        "compressed_vocab": len(set(tokenizer.compressed_map(folder / "tokenizer.json"))), "define_wordings": words.table_size(),
+        "seed": arch.SEED,
+        "python": platform.python_version(),
+        "facts_sha256": digest,
+        "tokenizer_sha256": hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
+        "stream_sha256": stream.hexdigest(),
+        "counts": {k: len(v) for k, v in loaded.items()} | {"definitions": sum(len(s) for _, s in loaded["words"])},
+        "compressed_vocab": len(set(tokenizer.compressed_map(folder / "tokenizer.json"))),
+        "define_wordings": words.table_size(),
     }
     (folder / "corpus.json").write_text(json.dumps(report, indent=1) + "\n")
     return report

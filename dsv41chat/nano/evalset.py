@@ -2,6 +2,7 @@
 
 A set is a function Corpus(held=True) -> Conversation; only the last answer counts (`train_all=False`).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,10 +19,11 @@ def _one(turn: Turn, thinking: bool = False) -> Conversation:
     return Conversation([turn], thinking, 75, "", train_all=False)
 
 
-def _of(kind: str, thinking_share: float = .15) -> Maker:
+def _of(kind: str, thinking_share: float = 0.15) -> Maker:
     def make(corpus: Corpus) -> Conversation:
         thinking = corpus.rng.random() < thinking_share
         return _one(corpus.turn(State(), thinking, kind), thinking)
+
     return make
 
 
@@ -42,12 +44,12 @@ def _times_thinking(corpus: Corpus) -> Conversation:
 
 
 def _divide(corpus: Corpus) -> Conversation:
-    thinking = corpus.rng.random() < .5
+    thinking = corpus.rng.random() < 0.5
     return _one(numbers.quotients(corpus.world, thinking), thinking)
 
 
 def _convert(corpus: Corpus) -> Conversation:
-    return _one(numbers.convert(corpus.world), corpus.rng.random() < .3)
+    return _one(numbers.convert(corpus.world), corpus.rng.random() < 0.3)
 
 
 def _distract(corpus: Corpus, state: State, count: int) -> list[Turn]:
@@ -78,6 +80,7 @@ def _recall(low: int, high: int) -> Maker:
         turns += _distract(corpus, state, corpus.rng.randint(low, high))
         turns.append(memory.recall(corpus.world, state, turns[0].topic))
         return Conversation(turns, train_all=False)
+
     return make
 
 
@@ -101,7 +104,7 @@ def _correction(corpus: Corpus) -> Conversation:
 
 def _missing(corpus: Corpus) -> Conversation:
     state = State()
-    turns = [_told(corpus, state)] if corpus.rng.random() < .6 else []
+    turns = [_told(corpus, state)] if corpus.rng.random() < 0.6 else []
     turns += _distract(corpus, state, corpus.rng.randint(0, 3))
     turns.append(memory.not_told(corpus.world, state))
     return Conversation(turns, train_all=False)
@@ -109,10 +112,11 @@ def _missing(corpus: Corpus) -> Conversation:
 
 def _needle(tokens: int) -> Maker:
     def make(corpus: Corpus) -> Conversation:
-        depth = corpus.rng.choice((.05, .25, .5, .75, .95))
-        talk = corpus.paste(tokens - 95, depth, missing=0.)
+        depth = corpus.rng.choice((0.05, 0.25, 0.5, 0.75, 0.95))
+        talk = corpus.paste(tokens - 95, depth, missing=0.0)
         talk.thinking, talk.train_all = False, False
         return talk
+
     return make
 
 
@@ -127,6 +131,7 @@ def _unknown(kind: str) -> Maker:
             word = corpus.rng.choice(sorted(blocklist.WORDS))
         key, answer = words.answer_unknown(word)
         return _one(Turn(words.ask(world, word, State()), answer, "unkword", key, f"word: {word}"))
+
     return make
 
 
@@ -134,16 +139,16 @@ def _everyday(corpus: Corpus) -> Conversation:
     """Hand-written wordings that are in no grammar (tables/everyday.py)."""
     world, rng = corpus.world, corpus.rng
     part = rng.random()
-    if part < .5:
+    if part < 0.5:
         turn, wordings = words.known(world, State()), everyday.DEFINE
         shown = turn.thought.removeprefix("word: ")
-    elif part < .62:
+    elif part < 0.62:
         turn, wordings = reference.command(world, State()), everyday.COMMAND
         shown = turn.thought.removeprefix("command: ")
-    elif part < .74:
+    elif part < 0.74:
         turn, wordings = reference.python(world, State()), everyday.PYTHON
         shown = turn.thought.removeprefix("python: ")
-    elif part < .87:
+    elif part < 0.87:
         while True:
             turn, wordings = reference.country(world, State()), everyday.CAPITAL
             if turn.topic == "capital":
@@ -158,14 +163,32 @@ def _everyday(corpus: Corpus) -> Conversation:
 
 # name -> (maker, bar, tokens a row needs: 512 or 4096)
 SETS: dict[str, tuple[Maker, float, int]] = {
-    "definitions": (_of("word"), .90, 512), "python": (_of("python"), .92, 512), "commands": (_of("command"), .92, 512), "geography": (_of("geo"), .92, 512),
-    "elements": (_of("element"), .92, 512), "sums_thinking": (_plus_minus_thinking, .97, 512), "sums_chat": (_plus_minus_direct, .95, 512),
-    "times": (_times, .95, 512), "times_thinking": (_times_thinking, .80, 512), "division": (_divide, .90, 512), "conversions": (_convert, .90, 512),
-    "recall_near": (_recall(0, 3), .97, 512), "recall_far": (_recall(4, 12), .92, 512), "correction": (_correction, .85, 512), "not_told": (_missing, .85, 512),
-    "needle_512": (_needle(480), .95, 512), "needle_1k": (_needle(1000), .93, 4096), "needle_2k": (_needle(2000), .90, 4096), "needle_4k": (_needle(4000), .85, 4096),
-    "unknown_pseudo": (_unknown("pseudo"), .95, 512), "unknown_real": (_unknown("real"), .75, 512), "unknown_blocked": (_unknown("blocked"), 1.0, 512),
-    "out_of_scope": (_of("scope", 0.), .90, 512), "small_talk": (_of("talk", 0.), .90, 512), "unknown_names": (_of("unkother"), .75, 512),
-    "everyday": (_everyday, .60, 512),
+    "definitions": (_of("word"), 0.90, 512),
+    "python": (_of("python"), 0.92, 512),
+    "commands": (_of("command"), 0.92, 512),
+    "geography": (_of("geo"), 0.92, 512),
+    "elements": (_of("element"), 0.92, 512),
+    "sums_thinking": (_plus_minus_thinking, 0.97, 512),
+    "sums_chat": (_plus_minus_direct, 0.95, 512),
+    "times": (_times, 0.95, 512),
+    "times_thinking": (_times_thinking, 0.80, 512),
+    "division": (_divide, 0.90, 512),
+    "conversions": (_convert, 0.90, 512),
+    "recall_near": (_recall(0, 3), 0.97, 512),
+    "recall_far": (_recall(4, 12), 0.92, 512),
+    "correction": (_correction, 0.85, 512),
+    "not_told": (_missing, 0.85, 512),
+    "needle_512": (_needle(480), 0.95, 512),
+    "needle_1k": (_needle(1000), 0.93, 4096),
+    "needle_2k": (_needle(2000), 0.90, 4096),
+    "needle_4k": (_needle(4000), 0.85, 4096),
+    "unknown_pseudo": (_unknown("pseudo"), 0.95, 512),
+    "unknown_real": (_unknown("real"), 0.75, 512),
+    "unknown_blocked": (_unknown("blocked"), 1.0, 512),
+    "out_of_scope": (_of("scope", 0.0), 0.90, 512),
+    "small_talk": (_of("talk", 0.0), 0.90, 512),
+    "unknown_names": (_of("unkother"), 0.75, 512),
+    "everyday": (_everyday, 0.60, 512),
 }
 
 
@@ -175,9 +198,11 @@ def draw(name: str, corpus: Corpus) -> Conversation:
 
 def rows(name: str, corpus: Corpus, count: int, length: int):
     """`count` packed rows of items of one set (arrays as `Corpus.pack` gives them)."""
+
     def make(room: int) -> Conversation | None:
         need = {"needle_1k": 1100, "needle_2k": 2150, "needle_4k": 4000, "needle_512": 480, "recall_far": 330}.get(name, 120)
         return draw(name, corpus) if room >= min(need, length) else None
+
     return corpus.pack(count, length, make)
 
 

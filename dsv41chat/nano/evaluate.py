@@ -6,6 +6,7 @@ An item counts when the answer is the expected text and ended by itself; for ari
 The receipt holds rates and the keys of failures, no text of the sources. `--questions FILE` asks foreign questions instead: one JSON object per
 line, {"messages": [...]} or {"user": "..."}, with optional "thinking", "expect" (a part of the right answer, or a list of such) and "id".
 """
+
 from __future__ import annotations
 
 import argparse
@@ -33,16 +34,14 @@ class Player:
     """Asks a pack; keeps the draft counts of all answers."""
 
     def __init__(self, pack: Path, draft: str):
-        self.engine, self.draft = open_engine(pack), draft
+        self.engine, self.draft = open_engine(pack), int(draft) if draft.isdigit() else draft
         self.rounds = self.accepted = 0
 
     def answer(self, messages: list[Message], thinking: bool, effort: int = 75, limit: int = 512, session=None):
         """Greedy answer to the conversation -> the engine's Done event."""
         prompt = encode_prompt(self.engine.tokenizer, self.engine.family, messages, RenderOptions(thinking=thinking, effort=effort))
         session = session or self.engine.new_session()
-        done = None
-        for done in session.generate(prompt, SamplingParams(), max_tokens=limit, draft=self.draft, cancel=lambda: False):
-            pass
+        done = list(session.generate(prompt, SamplingParams(), max_tokens=limit, draft=self.draft, cancel=lambda: False))[-1]
         self.rounds += done.draft["rounds"]
         self.accepted += done.draft["accepted"]
         return done
@@ -78,10 +77,21 @@ def run_set(player: Player, name: str, data: Path, seed: int, count: int, show: 
         if not right:
             failures.append(turn.short.split(" =")[0] if turn.kind in ARITHMETIC else turn.thought or turn.kind)
         if show:
-            print(f"{'ok ' if right else 'BAD'} [{name}] {turn.user[-200:]!r}\n      -> {done.text!r}" + ("" if right else f"\n    want {turn.answer!r}"), flush=True)
+            print(
+                f"{'ok ' if right else 'BAD'} [{name}] {turn.user[-200:]!r}\n      -> {done.text!r}"
+                + ("" if right else f"\n    want {turn.answer!r}"),
+                flush=True,
+            )
     spent = player.rounds - rounds
-    return dict(n=count, right=count - len(failures), rate=round(1 - len(failures) / max(1, count), 4), bar=evalset.SETS[name][1], ended=stopped,
-                tokens_per_verify=round(1 + (player.accepted - accepted) / max(1, spent), 2), failures=failures)
+    return dict(
+        n=count,
+        right=count - len(failures),
+        rate=round(1 - len(failures) / max(1, count), 4),
+        bar=evalset.SETS[name][1],
+        ended=stopped,
+        tokens_per_verify=round(1 + (player.accepted - accepted) / max(1, spent), 2),
+        failures=failures,
+    )
 
 
 def run_random(player: Player, data: Path, seed: int, count: int, show: bool) -> dict:
@@ -142,7 +152,7 @@ def altered(pack: Path, folder: Path, control: str) -> Path:
         path.chmod(0o644)
         data = bytearray(path.read_bytes())
         size = int.from_bytes(data[:8], "little")
-        for name, t in json.loads(bytes(data[8:8 + size])).items():
+        for name, t in json.loads(bytes(data[8 : 8 + size])).items():
             if ".engram.embed." in name:
                 start, end = (8 + size + offset for offset in t["data_offsets"])
                 if control == "zeroed":
@@ -178,7 +188,9 @@ def _results(player: Player, a: argparse.Namespace, data: Path) -> Iterator[tupl
         if name == "random":
             result = run_random(player, data, a.seed, a.limit, a.show)
         else:
-            result = run_set(player, name, data, a.seed + list(evalset.SETS).index(name), max(1, a.limit // 4) if name.startswith("needle") else a.limit, a.show)
+            result = run_set(
+                player, name, data, a.seed + list(evalset.SETS).index(name), max(1, a.limit // 4) if name.startswith("needle") else a.limit, a.show
+            )
         yield name, result | {"seconds": round(time.time() - start, 1)}
 
 
@@ -192,7 +204,7 @@ def main() -> None:
     add("--limit", type=int, default=100, help="items per set (a quarter of it per needle length)")
     add("--questions", type=Path, help="JSON lines of foreign questions")
     add("--control", choices=["zeroed", "shuffled"], help="evaluate a copy with altered engram tables")
-    add("--draft", choices=["auto", "off"], default="auto")
+    add("--draft", default="5", help="auto, off, or proposals per round")
     add("--show", action="store_true", help="print every question and answer")
     add("--receipt", type=Path, help="write the results as JSON")
     a = parser.parse_args()
@@ -208,8 +220,14 @@ def main() -> None:
             report[name] = result
             print(json.dumps({"set": name, **{k: v for k, v in result.items() if k != "failures"}}), flush=True)
             if a.receipt:
-                head = dict(command=" ".join(["python -m dsv41chat.nano.evaluate", *_shown(sys.argv[1:])]), pack_sha256=digest, seed=a.seed, control=a.control,
-                            engine=dict(device=player.engine.device, mlx=player.engine.mlx_version, draft=a.draft), facts_sha256=_facts_digest(data))
+                head = dict(
+                    command=" ".join(["python -m dsv41chat.nano.evaluate", *_shown(sys.argv[1:])]),
+                    pack_sha256=digest,
+                    seed=a.seed,
+                    control=a.control,
+                    engine=dict(device=player.engine.device, mlx=player.engine.mlx_version, draft=a.draft),
+                    facts_sha256=_facts_digest(data),
+                )
                 a.receipt.write_text(json.dumps(head | {"sets": report}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

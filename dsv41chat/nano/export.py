@@ -2,6 +2,7 @@
 
 Nothing here changes a value except by the rounding of the formats; the texts that go with the weights are written by `write_pack`'s caller.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -17,7 +18,7 @@ SHARDS = 4
 _ATTENTION = {"wq_a": "wq_a", "wq_b": "wq_b", "wkv": "wkv", "wo_b": "wo_b"}
 _HALVES = {"a": "attn", "f": "ffn"}
 
-Tensor = tuple[str, str, np.ndarray]            # release name, safetensors dtype, array of raw bytes/bits in the tensor's shape
+Tensor = tuple[str, str, np.ndarray]  # release name, safetensors dtype, array of raw bytes/bits in the tensor's shape
 
 
 def _fp8(name: str, weight: np.ndarray) -> list[Tensor]:
@@ -88,8 +89,15 @@ def release_tensors(p: dict, bias: dict) -> list[list[Tensor]]:
     for layer in arch.ENGRAM_LAYERS:
         z = f"layers.{layer}.engram."
         codes, scale = quant.fp8_rows(p[z + "table"])
-        shards.append([(z + "embed.weight", "F8_E4M3", codes), (z + "embed.scale", "F8_E8M0", scale), *_fp8(z + "wkv", p[z + "wkv"]),
-                       *_bf16(z + "q_weight", p[z + "q_weight"]), *_bf16(z + "k_weight", p[z + "k_weight"])])
+        shards.append(
+            [
+                (z + "embed.weight", "F8_E4M3", codes),
+                (z + "embed.scale", "F8_E8M0", scale),
+                *_fp8(z + "wkv", p[z + "wkv"]),
+                *_bf16(z + "q_weight", p[z + "q_weight"]),
+                *_bf16(z + "k_weight", p[z + "k_weight"]),
+            ]
+        )
     return shards
 
 
@@ -135,9 +143,18 @@ def write_settings(folder: Path, tokenizer_json: Path) -> None:
     ids = marker_ids(tokenizer_json)
     write_json(folder / "config.json", arch.config(len(set(compressed_map(tokenizer_json))), ids))
     write_json(folder / "generation_config.json", {"temperature": 0, "effort": "off", "max_tokens": 512})
-    write_json(folder / "tokenizer_config.json", {
-        "add_bos_token": False, "add_eos_token": False, "bos_token": arch.BOS, "eos_token": arch.EOS, "pad_token": arch.PAD,
-        "model_max_length": 8192, "tokenizer_class": "PreTrainedTokenizerFast"})
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "add_bos_token": False,
+            "add_eos_token": False,
+            "bos_token": arch.BOS,
+            "eos_token": arch.EOS,
+            "pad_token": arch.PAD,
+            "model_max_length": 8192,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        },
+    )
 
 
 def read_weights(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -146,11 +163,11 @@ def read_weights(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndar
     for path in sorted(Path(folder).glob("model-*.safetensors")):
         data = path.read_bytes()
         size = int.from_bytes(data[:8], "little")
-        for name, t in json.loads(data[8:8 + size]).items():
+        for name, t in json.loads(data[8 : 8 + size]).items():
             if name != "__metadata__":
                 a, b = t["data_offsets"]
                 kind = {"F32": "<f4", "BF16": "<u2"}.get(t["dtype"], "u1")
-                raw[name] = t["dtype"], np.frombuffer(data[8 + size + a:8 + size + b], kind).reshape(t["shape"])
+                raw[name] = t["dtype"], np.frombuffer(data[8 + size + a : 8 + size + b], kind).reshape(t["shape"])
 
     def value(name: str) -> np.ndarray:
         dtype, array = raw[name]
@@ -207,6 +224,11 @@ def _names() -> Iterator[tuple[str, str, tuple | None]]:
             for ours, release in (("table", "embed.weight"), ("wkv", "wkv.weight"), ("q_weight", "q_weight"), ("k_weight", "k_weight")):
                 yield z + ours, z + release, None
     last = f"mtp.{arch.STAGES - 1}."
-    yield from (("mtp.main", "mtp.0.main_proj.weight", None), ("mtp.mnorm", "mtp.0.main_norm.weight", None), ("mtp.dnorm", last + "norm.weight", None),
-                ("mtp.m1", last + "markov_head.embed.weight", None), ("mtp.m2", last + "markov_head.head.weight", None),
-                ("mtp.conf", last + "confidence_head.proj.weight", None))
+    yield from (
+        ("mtp.main", "mtp.0.main_proj.weight", None),
+        ("mtp.mnorm", "mtp.0.main_norm.weight", None),
+        ("mtp.dnorm", last + "norm.weight", None),
+        ("mtp.m1", last + "markov_head.embed.weight", None),
+        ("mtp.m2", last + "markov_head.head.weight", None),
+        ("mtp.conf", last + "confidence_head.proj.weight", None),
+    )

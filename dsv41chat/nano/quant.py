@@ -1,11 +1,12 @@
 """Release number formats in numpy: values -> bytes, with the rounding the trainer uses (power-of-two scales, half to even)."""
+
 from __future__ import annotations
 
 import numpy as np
 
 _MAGNITUDES = np.array([np.ldexp(1 + (b & 7) / 8, (b >> 3) - 7) if b >> 3 else np.ldexp(b & 7, -9) for b in range(127)], np.float32)
-_FP4_EDGES = np.array([.25, .75, 1.25, 1.75, 2.5, 3.5, 5.], np.float32)
-_FP4_UP = np.array([False, True, False, True, False, True, False])          # exact midpoints go to the even code
+_FP4_EDGES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+_FP4_UP = np.array([False, True, False, True, False, True, False])  # exact midpoints go to the even code
 
 
 def _pow2ceil_exponent(value: np.ndarray) -> np.ndarray:
@@ -68,7 +69,7 @@ def fp4_rows(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes[:, 0::2] | codes[:, 1::2] << 4, scale
 
 
-_FP4 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def decode(dtype: str, data: np.ndarray, scale: np.ndarray) -> np.ndarray:

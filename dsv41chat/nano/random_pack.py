@@ -2,6 +2,7 @@
 
 Used before a training run exists and by tests of the exporter. Such a pack answers nonsense; its card says so.
 """
+
 from __future__ import annotations
 
 import argparse

@@ -2,6 +2,7 @@
 
 Ids 0, 1, 2 are BOS, EOS and pad, as in the release (there, too, they are entries of `model.vocab`); the other markers are the last ids.
 """
+
 from __future__ import annotations
 
 import json
@@ -18,8 +19,12 @@ def train(lines: Iterable[str], path: Path) -> None:
     tk = Tokenizer(models.BPE())
     tk.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tk.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=arch.VOCAB - len(arch.MARKERS), special_tokens=[arch.BOS, arch.EOS, arch.PAD],
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=arch.VOCAB - len(arch.MARKERS),
+        special_tokens=[arch.BOS, arch.EOS, arch.PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tk.train_from_iterator(lines, trainer)
     tk.add_tokens([AddedToken(m, special=False, normalized=True) for m in arch.MARKERS])
     if tk.get_vocab_size() != arch.VOCAB:
@@ -47,9 +52,19 @@ def compressed_map(path: Path) -> list[int]:
     from tokenizers import Regex, Tokenizer
     from tokenizers import normalizers as nz
 
-    guard = "\ue000"                              # keeps a lone space from being stripped
-    fold = nz.Sequence([nz.NFKC(), nz.NFD(), nz.StripAccents(), nz.Lowercase(), nz.Replace(Regex(r"[ \t\r\n]+"), " "),
-                        nz.Replace(Regex(r"^ $"), guard), nz.Strip(), nz.Replace(guard, " ")])
+    guard = "\ue000"  # keeps a lone space from being stripped
+    fold = nz.Sequence(
+        [
+            nz.NFKC(),
+            nz.NFD(),
+            nz.StripAccents(),
+            nz.Lowercase(),
+            nz.Replace(Regex(r"[ \t\r\n]+"), " "),
+            nz.Replace(Regex(r"^ $"), guard),
+            nz.Strip(),
+            nz.Replace(guard, " "),
+        ]
+    )
     tk, keys, out = Tokenizer.from_file(str(path)), {}, []
     for i in range(tk.get_vocab_size(with_added_tokens=True)):
         text = tk.decode([i], skip_special_tokens=False)

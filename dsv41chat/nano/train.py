@@ -4,6 +4,7 @@ FOLDER of --data is what `python -m dsv41chat.nano.corpus` wrote. Out come the f
 --state, the float32 masters and Adam moments for a continuation (`--continue`) on the same machine. The schedule follows the clock: `f` is
 the elapsed share of the minutes left after compilation, so a slower machine still ends with a finished run.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -25,9 +26,9 @@ from . import arch, corpus, evalset, export, model, tokenizer
 from .generators.turns import KINDS
 from .model import BLOCK, DEVICE, Model
 
-SHORT, LONG = (128, 512), (16, 4096)                    # rows x tokens of a step; both hold 65,536 tokens
-ANCHORS = 32                                            # draft anchors per 512 tokens
-USER_WEIGHT, KEY_WEIGHT = .02, 2.
+SHORT, LONG = (128, 512), (16, 4096)  # rows x tokens of a step; both hold 65,536 tokens
+ANCHORS = 32  # draft anchors per 512 tokens
+USER_WEIGHT, KEY_WEIGHT = 0.02, 2.0
 QUICK = ("definitions", "everyday", "commands", "geography", "sums_chat", "recall_near", "unknown_pseudo", "unknown_real", "out_of_scope")
 
 
@@ -86,16 +87,24 @@ class Trainer:
         for name, p in self.model.p.items():
             groups[2 if name.endswith("table") else 0 if p.dim() > 1 and not name.endswith(("q_weight", "k_weight")) else 1].append(p)
         lr = args.lr
-        self.optimizer = torch.optim.AdamW([
-            dict(params=groups[0], weight_decay=.05, base=lr), dict(params=groups[1], weight_decay=0., base=lr),
-            dict(params=groups[2], weight_decay=0., base=lr * 5)], lr=lr, betas=(.9, .95), eps=1e-8, fused=DEVICE == "cuda")
+        self.optimizer = torch.optim.AdamW(
+            [
+                dict(params=groups[0], weight_decay=0.05, base=lr),
+                dict(params=groups[1], weight_decay=0.0, base=lr),
+                dict(params=groups[2], weight_decay=0.0, base=lr * 5),
+            ],
+            lr=lr,
+            betas=(0.9, 0.95),
+            eps=1e-8,
+            fused=DEVICE == "cuda",
+        )
         self.all = [p for g in groups for p in g]
-        self.fade = (.8 ** torch.arange(BLOCK)).to(DEVICE)
+        self.fade = (0.8 ** torch.arange(BLOCK)).to(DEVICE)
 
     def _drop(self, code) -> torch.Tensor:
         """Positions of user text whose rows are replaced from some n-gram order on: unseen n-grams must be harmless."""
         rows, length = code.shape
-        share = torch.where(torch.rand(rows, 1, device=DEVICE) < .25, .8, self.args.row_noise)
+        share = torch.where(torch.rand(rows, 1, device=DEVICE) < 0.25, 0.8, self.args.row_noise)
         hit = ((code & 7) == corpus.USER_TEXT) & (torch.rand(rows, length, device=DEVICE) < share)
         return torch.where(hit, torch.randint(2, arch.NGRAM + 1, (rows, length), device=DEVICE), 0)
 
@@ -106,19 +115,21 @@ class Trainer:
         rows, length = ids.shape
         target, after = full[:, 1:].contiguous(), code[:, 1:].long()
         part = after & 7
-        weight = torch.where(part == corpus.KEY, KEY_WEIGHT, torch.where(part > corpus.USER_TEXT, 1., torch.where(part == corpus.USER_TEXT, USER_WEIGHT, 0.)))
+        weight = torch.where(
+            part == corpus.KEY, KEY_WEIGHT, torch.where(part > corpus.USER_TEXT, 1.0, torch.where(part == corpus.USER_TEXT, USER_WEIGHT, 0.0))
+        )
         drop = self._drop(code[:, :-1]) if train and self.args.row_noise else None
         x, taps, kl = self.model.trunk(ids, conv, dense, train, drop)
         ce, best = model.next_token_loss(x, self.model.p["head"], target.view(-1))
         best = best.view(rows, length)
         lm = (ce * weight.view(-1)).sum() / weight.sum()
-        chance = (part[:, :length - BLOCK - 1] > corpus.USER_TEXT).float() + 1e-6
+        chance = (part[:, : length - BLOCK - 1] > corpus.USER_TEXT).float() + 1e-6
         noise = -(-torch.rand_like(chance).clamp_min(1e-20).log()).clamp_min(1e-20).log()
         anchor = (chance.log() + noise).topk(ANCHORS * length // 512, -1).indices
-        target5 = best if f >= .6 or not train else target
-        taps_ = taps.detach() if f >= .9 else taps
+        target5 = best if f >= 0.6 or not train else target
+        taps_ = taps.detach() if f >= 0.9 else taps
         dl, cb, d = self.drafts(full, ids, conv, taps_, anchor, target5, part)
-        loss = lm + .3 * kl + (.25 if f < .1 else .5) * dl + .1 * cb
+        loss = lm + 0.3 * kl + (0.25 if f < 0.1 else 0.5) * dl + 0.1 * cb
         return loss, dict(lm=lm, kl=kl, dl=dl, ce=ce, best=best, target=target, part=part, kind=after >> 3, reply=reply[:, 1:], taps=taps, **d)
 
     def drafts(self, full, ids, conv, taps, anchor, target, part):
@@ -130,7 +141,11 @@ class Trainer:
         w = self.fade * valid
         hit = (guess.view(valid.shape) == wanted).float()
         cb = (F.binary_cross_entropy_with_logits(conf.view(valid.shape), hit, reduction="none") * valid).sum() / (valid.sum() + 1e-6)
-        return (ce.view(valid.shape) * w).sum() / (w.sum() + 1e-6), cb, dict(anchor=anchor, hit=hit.detach(), valid=valid, conf=conf.detach().view(valid.shape))
+        return (
+            (ce.view(valid.shape) * w).sum() / (w.sum() + 1e-6),
+            cb,
+            dict(anchor=anchor, hit=hit.detach(), valid=valid, conf=conf.detach().view(valid.shape)),
+        )
 
     def step(self, batch, f: float, rate: float, dense: bool, rounded: bool) -> tuple[torch.Tensor, dict, torch.Tensor]:
         for group in self.optimizer.param_groups:
@@ -140,7 +155,7 @@ class Trainer:
         loss.backward()
         if keep is not None:
             self.model.restore(keep)
-        norm = torch.nn.utils.clip_grad_norm_(self.all, 1., foreach=True)
+        norm = torch.nn.utils.clip_grad_norm_(self.all, 1.0, foreach=True)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
@@ -154,7 +169,7 @@ class Trainer:
         out = {}
         try:
             for name, batch in batches.items():
-                loss, info = self.forward(batch, 1., False, False)
+                loss, info = self.forward(batch, 1.0, False, False)
                 info = {k: v.detach() for k, v in info.items()}
                 del loss
                 out[name] = self._score(info)
@@ -179,20 +194,30 @@ class Trainer:
         rate = lambda v, m: round(float(v[m].mean()), 4) if int(m.sum()) else None
         result = dict(n=int(done.sum()), exact=rate(every(ok | ~counted), done), perplexity=round(math.exp(float(info["ce"][counted].mean())), 4))
         if int((keyed & done).sum()):
-            result |= dict(key=rate(every(ok | (part != corpus.KEY)), keyed & done), fact=rate(every(ok | (part != corpus.FACT)), keyed & done),
-                           fact_perplexity=round(math.exp(float(info["ce"][part == corpus.FACT].mean())), 4))
+            result |= dict(
+                key=rate(every(ok | (part != corpus.KEY)), keyed & done),
+                fact=rate(every(ok | (part != corpus.FACT)), keyed & done),
+                fact_perplexity=round(math.exp(float(info["ce"][part == corpus.FACT].mean())), 4),
+            )
         full = info["valid"].sum(-1) >= BLOCK
         if int(full.sum()):
             prefix = info["hit"].cumprod(-1)[full]
             result |= dict(accepted=round(float(prefix.sum(-1).mean()), 3))
             kept_before = torch.cat([torch.ones_like(prefix[:, :1]), prefix[:, :-1]], 1)
-            gap = [(float((torch.sigmoid(info["conf"][full][:, j]) * kept_before[:, j]).sum() - (info["hit"][full][:, j] * kept_before[:, j]).sum())
-                    / max(1., float(kept_before[:, j].sum()))) for j in range(BLOCK)]
+            gap = [
+                (
+                    float((torch.sigmoid(info["conf"][full][:, j]) * kept_before[:, j]).sum() - (info["hit"][full][:, j] * kept_before[:, j]).sum())
+                    / max(1.0, float(kept_before[:, j].sum()))
+                )
+                for j in range(BLOCK)
+            ]
             result |= dict(confidence_gap=[round(g, 3) for g in gap])
         return result
 
     def rounds(self, batch, info: dict) -> list[float]:
-        """Greedy drafting over every reply that the trunk itself would write: -> [tokens per verify, verifies]. The first token comes from prefill."""
+        """Greedy drafting over every reply that the trunk itself would write: -> [tokens per verify, verifies].
+
+        The first token of a reply comes from prefill and is not counted."""
         full, _, conv, _ = batch
         ids, conv = full[:, :-1].contiguous(), conv[:, :-1].contiguous()
         rows, length = ids.shape
@@ -208,19 +233,19 @@ class Trainer:
         for row in range(rows):
             numbers = reply[row]
             for number in np.unique(numbers[numbers > 0]):
-                at = np.flatnonzero(numbers == number)          # target positions: token at[i] + 1 of the row
+                at = np.flatnonzero(numbers == number)  # target positions: token at[i] + 1 of the row
                 if at[-1] - at[0] + 1 != len(at) or not ok[row, at].all() or at[-1] >= length - BLOCK - 2:
                     continue
-                pending, last = at[0] + 1, at[-1] + 1           # the first token of the reply is pending after prefill
+                pending, last = at[0] + 1, at[-1] + 1  # the first token of the reply is pending after prefill
                 while pending < last:
                     gain = min(int(accept[row, pending]) + 1, last - pending)
                     tokens, verifies, pending = tokens + gain, verifies + 1, pending + gain
         return [round(tokens / max(1, verifies), 3), verifies]
 
 
-def schedule(f: float, fall: float = .6) -> float:
+def schedule(f: float, fall: float = 0.6) -> float:
     """Rate factor at elapsed share f: warm-up, plateau, linear decay to 2 %."""
-    return min(1, f / .03 + 1e-3) * (1 if f < fall else max(.02, 1 - (f - fall) / (1 - fall) * .98))
+    return min(1, f / 0.03 + 1e-3) * (1 if f < fall else max(0.02, 1 - (f - fall) / (1 - fall) * 0.98))
 
 
 def _sync() -> None:
@@ -228,14 +253,16 @@ def _sync() -> None:
         torch.cuda.synchronize()
 
 
-def train(t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dict[str, list], before: float = 0., first: int = 0) -> tuple[int, float]:
+def train(
+    t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dict[str, list], before: float = 0.0, first: int = 0
+) -> tuple[int, float]:
     """The training loop, from `before` seconds and `first` steps of earlier commands on; -> steps and seconds so far."""
-    start, it, snapshot, bad, scale = time.time(), first, None, 0, 1.
+    start, it, snapshot, bad, scale = time.time(), first, None, 0, 1.0
     room = args.minutes * 60 - (start - log.start) - args.reserve
     total = args.total if args.total > before + room else before + room
-    quick_at = [q for q in (.25, .5, .75, .9) if q > before / total]
+    quick_at = [q for q in (0.25, 0.5, 0.75, 0.9) if q > before / total]
     kinds = torch.zeros(len(KINDS), 2, device=DEVICE)
-    tick, ticks, waited = time.time(), 0, 0.
+    tick, ticks, waited = time.time(), 0, 0.0
     while True:
         f = it / args.steps if args.steps else (before + time.time() - start) / total
         if f >= 1 or (not args.steps and time.time() - start > room):
@@ -244,7 +271,7 @@ def train(t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dic
         at = time.time()
         batch = to_device((long if is_long else short).get())
         waited += time.time() - at
-        loss, info, norm = t.step(batch, f, scale * schedule(f), f < .06, f >= .5)
+        loss, info, norm = t.step(batch, f, scale * schedule(f), f < 0.06, f >= 0.5)
         it, ticks = it + 1, ticks + 1
         with torch.no_grad():
             m = (info["part"] > corpus.USER_TEXT).float().view(-1)
@@ -256,13 +283,24 @@ def train(t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dic
             value, spent = float(loss), time.time() - tick
             per = (kinds[:, 0] / kinds[:, 1].clamp_min(1)).tolist()
             loads = torch.stack([x for x in t.model.load.values()])
-            log(step=it, f=round(f, 3), loss=round(value, 4), lm=round(float(info["lm"]), 4), kl=round(float(info["kl"]), 3), draft=round(float(info["dl"]), 3),
-                norm=round(float(norm), 2), kinds={KINDS[i]: round(v, 3) for i, v in enumerate(per) if v}, load=[round(float(loads.min()), 2), round(float(loads.max()), 2)],
-                gate=[round(float(g), 3) for g in t.model.gate.values()], tok_s=int(ticks * args.short_shape[0] * args.short_shape[1] / spent), wait=round(waited, 2))
+            log(
+                step=it,
+                f=round(f, 3),
+                loss=round(value, 4),
+                lm=round(float(info["lm"]), 4),
+                kl=round(float(info["kl"]), 3),
+                draft=round(float(info["dl"]), 3),
+                norm=round(float(norm), 2),
+                kinds={KINDS[i]: round(v, 3) for i, v in enumerate(per) if v},
+                load=[round(float(loads.min()), 2), round(float(loads.max()), 2)],
+                gate=[round(float(g), 3) for g in t.model.gate.values()],
+                tok_s=int(ticks * args.short_shape[0] * args.short_shape[1] / spent),
+                wait=round(waited, 2),
+            )
             kinds.zero_()
-            tick, ticks, waited = time.time(), 0, 0.
+            tick, ticks, waited = time.time(), 0, 0.0
             if not math.isfinite(value):
-                bad, scale = bad + 1, scale * .5
+                bad, scale = bad + 1, scale * 0.5
                 log(nonfinite=bad)
                 if snapshot is None or bad > 3:
                     break
@@ -276,7 +314,7 @@ def train(t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dic
             r = t.evaluate({k: sets[k] for k in QUICK if k in sets}, False)
             log(quick=round(f, 2), **{k: [v["exact"], v.get("key"), v["n"]] for k, v in r.items()})
             quick_at.pop(0)
-            tick, ticks, waited = time.time(), 0, 0.
+            tick, ticks, waited = time.time(), 0, 0.0
     _sync()
     seconds = time.time() - start
     batch_tokens = args.short_shape[0] * args.short_shape[1]
@@ -312,13 +350,13 @@ def options() -> argparse.Namespace:
     add("--data", type=Path, required=True)
     add("--out", type=Path, required=True)
     add("--state", type=Path)
-    add("--minutes", type=float, default=9.)
-    add("--reserve", type=float, default=45., help="seconds kept for the evaluation and the export")
-    add("--total", type=float, default=0., help="training seconds of all commands together, when this one is not the last")
+    add("--minutes", type=float, default=9.0)
+    add("--reserve", type=float, default=45.0, help="seconds kept for the evaluation and the export")
+    add("--total", type=float, default=0.0, help="training seconds of all commands together, when this one is not the last")
     add("--resume", action="store_true", help="go on with the schedule where --state stopped")
     add("--lr", type=float, default=2e-3)
-    add("--row-noise", type=float, default=.2)
-    add("--long-from", type=float, default=.12)
+    add("--row-noise", type=float, default=0.2)
+    add("--long-from", type=float, default=0.12)
     add("--long-every", type=int, default=4)
     add("--workers", type=int, default=11)
     add("--seed", type=int, default=arch.SEED)
@@ -334,7 +372,10 @@ def options() -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     log = Log(args.out / "log.jsonl")
-    log(command=" ".join(["python -m dsv41chat.nano.train", *(a for a in sys.argv[1:] if not a.startswith("/"))]), corpus=json.loads((args.data / "corpus.json").read_text()))
+    log(
+        command=" ".join(["python -m dsv41chat.nano.train", *(a for a in sys.argv[1:] if not a.startswith("/"))]),
+        corpus=json.loads((args.data / "corpus.json").read_text()),
+    )
     short, workers = start_producers(args.data, args.short_shape, args.workers, args.stream_seed, 48)
     long, more = start_producers(args.data, args.long_shape, max(1, args.workers // 5), args.stream_seed + 500, 10)
     workers += more
@@ -350,17 +391,32 @@ def run(args: argparse.Namespace) -> None:
         _dynamo_limits()
         t = Trainer(args.data, args)
         count = lambda test: sum(p.numel() for k, p in t.model.p.items() if test(k))
-        log(device=torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu", torch=torch.__version__, python=sys.version.split()[0], cores=os.cpu_count(),
-            trunk=count(lambda k: "table" not in k and not k.startswith("mtp")), tables=count(lambda k: "table" in k), drafter=count(lambda k: k.startswith("mtp")))
+        log(
+            device=torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
+            torch=torch.__version__,
+            python=sys.version.split()[0],
+            cores=os.cpu_count(),
+            trunk=count(lambda k: "table" not in k and not k.startswith("mtp")),
+            tables=count(lambda k: "table" in k),
+            drafter=count(lambda k: k.startswith("mtp")),
+        )
         _warm(t, log, short, long)
-        before, first = _resume(t, args, log) if args.resume else (0., 0)
+        before, first = _resume(t, args, log) if args.resume else (0.0, 0)
         sets = {n: to_device(rows) for n, rows in zip(names, made.get())}
         steps, elapsed = train(t, args, log, short, long, sets, before, first)
         log(shards=save(t, args.out), steps=steps)
-        if args.total > elapsed:                          # another command follows
+        if args.total > elapsed:  # another command follows
             args.state.mkdir(parents=True, exist_ok=True)
-            torch.save(dict(p={k: v.detach() for k, v in t.model.p.items()}, bias=t.model.bias, optimizer=t.optimizer.state_dict(), elapsed=elapsed, steps=steps),
-                       args.state / "state.pt")
+            torch.save(
+                dict(
+                    p={k: v.detach() for k, v in t.model.p.items()},
+                    bias=t.model.bias,
+                    optimizer=t.optimizer.state_dict(),
+                    elapsed=elapsed,
+                    steps=steps,
+                ),
+                args.state / "state.pt",
+            )
             log(state="saved")
         else:
             final_evaluation(t, log, sets)
@@ -384,10 +440,15 @@ def _warm(t: Trainer, log: Log, short, long) -> None:
     for name, queue in (("512", short), ("4096", long)):
         at = time.time()
         batch = to_device(queue.get())
-        loss, info, norm = t.step(batch, .7, 0., False, True)
+        loss, info, norm = t.step(batch, 0.7, 0.0, False, True)
         _sync()
-        log(warm=name, seconds=round(time.time() - at, 1), loss=round(float(loss), 3), norm=round(float(norm), 3),
-            memory=round(torch.cuda.max_memory_allocated() / 2**30, 1) if DEVICE == "cuda" else 0)
+        log(
+            warm=name,
+            seconds=round(time.time() - at, 1),
+            loss=round(float(loss), 3),
+            norm=round(float(norm), 3),
+            memory=round(torch.cuda.max_memory_allocated() / 2**30, 1) if DEVICE == "cuda" else 0,
+        )
     t.optimizer.state.clear()
     with torch.no_grad():
         for bias in t.model.bias.values():
@@ -410,7 +471,7 @@ def main() -> None:
     code = 0
     try:
         run(options())
-    except BaseException:                                 # the traceback must reach the log before the workers are gone
+    except BaseException:  # the traceback must reach the log before the workers are gone
         import traceback
 
         traceback.print_exc()

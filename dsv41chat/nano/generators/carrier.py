@@ -3,6 +3,7 @@
 The test part gets openings, cores and endings of the test part only, with the same case and punctuation; the training part also gets noise.
 Whatever noise makes of a training core is checked again: a wording of the test part never enters the training stream.
 """
+
 from __future__ import annotations
 
 from ..tables.wording import CARRIER, PLAIN
@@ -17,8 +18,14 @@ _SLOT = "{}"
 
 def _typo(word: str, rng) -> str:
     i = rng.randrange(len(word) - 1)
-    return rng.choice((word[:i] + word[i + 1:], word[:i] + word[i + 1] + word[i] + word[i + 2:], word[:i + 1] + word[i:],
-                       word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1:]))
+    return rng.choice(
+        (
+            word[:i] + word[i + 1 :],
+            word[:i] + word[i + 1] + word[i] + word[i + 2 :],
+            word[: i + 1] + word[i:],
+            word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1 :],
+        )
+    )
 
 
 def _bare(word: str) -> str:
@@ -31,15 +38,15 @@ def shake(core: str, rng) -> str:
     for _ in range(rng.choice((1, 1, 2, 3))):
         plain = [i for i, w in enumerate(words) if _bare(w) in _PLAIN]
         move = rng.random()
-        if move < .35 and plain:
+        if move < 0.35 and plain:
             del words[rng.choice(plain)]
-        elif move < .6:
+        elif move < 0.6:
             words.insert(rng.randrange(len(words) + 1), rng.choice(PLAIN))
-        elif move < .75 and plain:
+        elif move < 0.75 and plain:
             words[rng.choice(plain)] = rng.choice(PLAIN)
         elif plain and len(words) > 1:
             i = rng.choice(plain)
-            j = min(len(words) - 1, i + 1) if i == 0 or rng.random() < .5 else i - 1
+            j = min(len(words) - 1, i + 1) if i == 0 or rng.random() < 0.5 else i - 1
             words[i], words[j] = words[j], words[i]
     return " ".join(words)
 
@@ -57,16 +64,16 @@ def carrier_soup(world: World, table: str, key: str) -> str:
     rng = world.rng
     rule = rules(table)
     while True:
-        before = [rng.choice(CARRIER if rng.random() < .6 else PLAIN) for _ in range(rng.randint(0, 7))]
-        behind = [rng.choice(CARRIER if rng.random() < .6 else PLAIN) for _ in range(rng.randint(0, 5))]
-        inner = _SLOT if rng.random() < .7 else shake(rule.draw(rng, False), rng)
+        before = [rng.choice(CARRIER if rng.random() < 0.6 else PLAIN) for _ in range(rng.randint(0, 7))]
+        behind = [rng.choice(CARRIER if rng.random() < 0.6 else PLAIN) for _ in range(rng.randint(0, 5))]
+        inner = _SLOT if rng.random() < 0.7 else shake(rule.draw(rng, False), rng)
         core = " ".join((*before, inner, *behind))
         if _SLOT in core and not rule.is_held(core) and not rule.is_held(inner) and key not in before and key not in behind:
             break
-    if rng.random() < .4:
+    if rng.random() < 0.4:
         core = core[:1].upper() + core[1:]
     for mark in (",", ".", ":", " -", ",", "?", "!"):
-        if rng.random() < .12 and " " in core:
+        if rng.random() < 0.12 and " " in core:
             at = [i for i, c in enumerate(core) if c == " " and i]
             i = rng.choice(at)
             core = core[:i] + mark + core[i:]
@@ -97,27 +104,27 @@ def story(world: World) -> str:
 def message(world: World, core: str, keys: dict[str, str] | None = None, key: str = "", quote: bool = False, stories: bool = True) -> str:
     """The finished message. `core` holds `{}` for `key`, and named slots of `keys`; `quote`: the key may stand in quotation marks."""
     rng = world.rng
-    opening = rules("openings").draw(rng, world.held) + " " if rng.random() < .45 else ""
-    ending = rng.choice((" ", " ", ", ", "? ", ". ")) + rules("endings").draw(rng, world.held) if rng.random() < .3 else ""
+    opening = rules("openings").draw(rng, world.held) + " " if rng.random() < 0.45 else ""
+    ending = rng.choice((" ", " ", ", ", "? ", ". ")) + rules("endings").draw(rng, world.held) if rng.random() < 0.3 else ""
     shell = [opening, core, ending]
-    if rng.random() < .6:
+    if rng.random() < 0.6:
         shell = [part.lower() for part in shell]
-    elif rng.random() < .85:
+    elif rng.random() < 0.85:
         first = 0 if opening else 1
         if not shell[first].startswith("{"):
             shell[first] = shell[first][:1].upper() + shell[first][1:]
-    if not world.held and rng.random() < .25:
+    if not world.held and rng.random() < 0.25:
         shell = [_typos(part, rng) for part in shell]
-    if quote and rng.random() < .1:
+    if quote and rng.random() < 0.1:
         left, right = rng.choice(_QUOTES)
         key = left + key + right
     text = shell[0] + shell[1] + shell[2]
     if text.rstrip()[-1:] not in ".?!":
         text += rng.choice(_CLOSERS)
-    if stories and rng.random() < .14:
+    if stories and rng.random() < 0.14:
         side = story(world)
-        side = side.lower() if rng.random() < .5 else side[:1].upper() + side[1:]
-        text = side + " " + text if rng.random() < .6 else (text if text[-1] in ".?!" else text + ".") + " " + side
+        side = side.lower() if rng.random() < 0.5 else side[:1].upper() + side[1:]
+        text = side + " " + text if rng.random() < 0.6 else (text if text[-1] in ".?!" else text + ".") + " " + side
     for name, value in (keys or {}).items():
         text = text.replace("{" + name + "}", value)
     return text.replace(_SLOT, key, 1) if key or _SLOT in text else text
@@ -126,7 +133,7 @@ def message(world: World, core: str, keys: dict[str, str] | None = None, key: st
 def _typos(part: str, rng) -> str:
     words = part.split(" ")
     for i, word in enumerate(words):
-        if len(word) > 3 and word.isalpha() and rng.random() < .12:
+        if len(word) > 3 and word.isalpha() and rng.random() < 0.12:
             words[i] = _typo(word, rng)
     return " ".join(words)
 
@@ -136,7 +143,7 @@ def lemma_soup(world: World, core: str, key: str) -> str:
     rng = world.rng
     before = " ".join(world.word() for _ in range(rng.randint(0, 6)))
     behind = " ".join(world.word() for _ in range(rng.randint(0, 4)))
-    if core.strip() == _SLOT or rng.random() < .3:
+    if core.strip() == _SLOT or rng.random() < 0.3:
         left, right = rng.choice(_QUOTES)
         text = f"{before} {core.replace(_SLOT, left + key + right)} {behind}"
     else:
@@ -148,12 +155,12 @@ def lemma_soup(world: World, core: str, key: str) -> str:
 def simple(world: World, text: str) -> str:
     """Case and punctuation for a wording without a key (small talk and the like), sometimes with an opening."""
     rng = world.rng
-    if rng.random() < .25:
+    if rng.random() < 0.25:
         text = rules("openings").draw(rng, world.held) + " " + text
-    if rng.random() < .12:
+    if rng.random() < 0.12:
         text += " " + rules("endings").draw(rng, world.held)
-    text = text.lower() if rng.random() < .55 else text[:1].upper() + text[1:]
-    if not world.held and rng.random() < .15:
+    text = text.lower() if rng.random() < 0.55 else text[:1].upper() + text[1:]
+    if not world.held and rng.random() < 0.15:
         text = _typos(text, rng)
     return text + rng.choice(_CLOSERS) if text[-1:] not in ".?!" else text
 

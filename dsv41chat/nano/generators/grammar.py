@@ -1,4 +1,5 @@
 """Bracket grammar: `[a|b|]` picks one alternative, brackets nest, each line is one rule. Sampling never builds the full list of expansions."""
+
 from __future__ import annotations
 
 import random
@@ -67,8 +68,8 @@ class Rules:
         sizes = [_count(rule) for rule in self.rules]
         self.size = sum(sizes)
         # Long rules come more often than short ones, but far less than by their number of expansions.
-        self.weights = [size**.35 for size in sizes]
-        self._cumulative = [sum(self.weights[:i + 1]) for i in range(len(sizes))]
+        self.weights = [size**0.35 for size in sizes]
+        self._cumulative = [sum(self.weights[: i + 1]) for i in range(len(sizes))]
 
     def is_held(self, text: str) -> bool:
         return in_test_part(self.name + "|" + normal(text))

@@ -1,4 +1,5 @@
 """A code hidden in a long pasted text, asked for after it; sometimes a code that is not there."""
+
 from __future__ import annotations
 
 from .carrier import core_of, message, story
@@ -10,13 +11,13 @@ from .world import World, held_value
 
 def _filler(world: World) -> str:
     rng, part = world.rng, world.rng.random()
-    if part < .55:
+    if part < 0.55:
         word, senses = rng.choice(world.words)
-        return f"{word}: {senses[0][0]}." if rng.random() < .7 else answer_known(word, senses)[1]
-    if part < .7:
+        return f"{word}: {senses[0][0]}." if rng.random() < 0.7 else answer_known(word, senses)[1]
+    if part < 0.7:
         name, does = rng.choice(world.commands)
         return f"The command {name} {does}."
-    if part < .8:
+    if part < 0.8:
         land = rng.choice(world.countries)
         return f"The capital of {land['name']} is {land['capital'] or 'unknown'}."
     return story(world)
@@ -32,13 +33,13 @@ def _code(world: World) -> str:
 def _name(world: World, taken: set[str]) -> str:
     rng = world.rng
     while True:
-        name = rng.choice(world.nouns) if rng.random() < .6 else world.pseudo(3, 8) if rng.random() < .5 else rng.choice(world.first_names)
+        name = rng.choice(world.nouns) if rng.random() < 0.6 else world.pseudo(3, 8) if rng.random() < 0.5 else rng.choice(world.first_names)
         if name not in taken:
             taken.add(name)
             return name
 
 
-def paste(world: World, budget: int, cost, depth: float | None = None, missing: float = .1) -> list[Turn]:
+def paste(world: World, budget: int, cost, depth: float | None = None, missing: float = 0.1) -> list[Turn]:
     """Turns of a conversation whose first message is a paste of about `budget` tokens (`cost(text)` counts them) with one to three codes in it.
 
     depth: relative place of the asked code, 0..1 (a random place when None)."""
@@ -59,9 +60,9 @@ def paste(world: World, budget: int, cost, depth: float | None = None, missing: 
         asked.insert(rng.randrange(len(asked) + 1), (_name(world, taken), ""))
     turns = []
     for i, (name, code) in enumerate(asked):
-        user = message(world, core_of(world, "needle_ask", .15), key=name, stories=False)
+        user = message(world, core_of(world, "needle_ask", 0.15), key=name, stories=False)
         if not i:
-            user = (rng.choice((" ", "\n")) if rng.random() < .8 else "\n\n").join((" ".join(fill), user))
+            user = (rng.choice((" ", "\n")) if rng.random() < 0.8 else "\n\n").join((" ".join(fill), user))
         answer = f"The code for {name} is {code}." if code else f"The code for {name} is not in the text, I don't know it."
         turns.append(Turn(user, answer, "needle", f"The code for {name} is", f"code: {name}"))
     return turns

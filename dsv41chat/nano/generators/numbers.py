@@ -1,4 +1,5 @@
 """Sums, differences, products, quotients and unit conversions, with the working that leads to the result."""
+
 from __future__ import annotations
 
 from fractions import Fraction
@@ -33,7 +34,7 @@ def subtract_steps(a: int, b: int) -> str:
 
 def _parts(a: int) -> list[int]:
     text = str(a)
-    return [int(d) * 10**(len(text) - 1 - i) for i, d in enumerate(text) if d != "0"]
+    return [int(d) * 10 ** (len(text) - 1 - i) for i, d in enumerate(text) if d != "0"]
 
 
 def times_digit(a: int, d: int) -> str:
@@ -51,7 +52,8 @@ def times_steps(a: int, b: int) -> str:
     if not ones:
         return f"{times_digit(a, tens)}; {a} x {b} = {a * b}."
     high, low = a * tens * 10, a * ones
-    return f"{times_digit(a, tens)}; so {a} x {tens * 10} = {high}. {times_digit(a, ones)}; so {a} x {ones} = {low}. {high} + {low}: {add_steps(high, low)}"
+    first = f"{times_digit(a, tens)}; so {a} x {tens * 10} = {high}."
+    return f"{first} {times_digit(a, ones)}; so {a} x {ones} = {low}. {high} + {low}: {add_steps(high, low)}"
 
 
 def divide_steps(a: int, b: int) -> str:
@@ -83,10 +85,10 @@ _ORDERS = {
 
 def _question(world: World, a: int, b: int, sign: str) -> str:
     rng = world.rng
-    if rng.random() < .2:
+    if rng.random() < 0.2:
         core = rng.choice(_ORDERS[sign]).format(a=a, b=b)
         return message(world, core)
-    return message(world, core_of(world, "sum", .2), key=rng.choice(_ASK[sign]).format(a=a, b=b))
+    return message(world, core_of(world, "sum", 0.2), key=rng.choice(_ASK[sign]).format(a=a, b=b))
 
 
 def _turn(world: World, a: int, b: int, sign: str, kind: str, working: str, visible: bool) -> Turn:
@@ -110,8 +112,8 @@ def sums(world: World, thinking: bool, digits: int | None = None) -> Turn:
     rng = world.rng
     size = digits or rng.choice((2, 2, 3, 3, 4) if world.held else (1, 2, 2, 2, 3, 3, 3, 4))
     top = 10**size - 1
-    a, b = _pair(world, 0, top, 0, top if rng.random() < .8 else 9)
-    sign = "+" if rng.random() < .55 else "-"
+    a, b = _pair(world, 0, top, 0, top if rng.random() < 0.8 else 9)
+    sign = "+" if rng.random() < 0.55 else "-"
     if sign == "-" and b > a:
         a, b = b, a
         if (held_pair(a, b) and a > 10) != world.held:
@@ -125,11 +127,11 @@ def sums(world: World, thinking: bool, digits: int | None = None) -> Turn:
 def products(world: World, thinking: bool, wide: bool | None = None) -> Turn:
     rng = world.rng
     if wide is None:
-        wide = rng.random() < (.5 if thinking else .12)
+        wide = rng.random() < (0.5 if thinking else 0.12)
     if wide:
         a, b = _pair(world, 11, 999, 11, 99)
         return _turn(world, a, b, "x", "multhink", times_steps(a, b), not thinking)
-    a, b = _pair(world, 2, 99 if world.held or rng.random() < .75 else 12, 2, 9)
+    a, b = _pair(world, 2, 99 if world.held or rng.random() < 0.75 else 12, 2, 9)
     small = max(a, b) <= 10
     return _turn(world, a, b, "x", "mul", times_digit(a, b) + ".", not small and not thinking)
 
@@ -137,7 +139,7 @@ def products(world: World, thinking: bool, wide: bool | None = None) -> Turn:
 def quotients(world: World, thinking: bool) -> Turn:
     rng = world.rng
     while True:
-        q, b = rng.randint(2, 12 if rng.random() < .4 else 250), rng.randint(2, 9 if rng.random() < .9 else 12)
+        q, b = rng.randint(2, 12 if rng.random() < 0.4 else 250), rng.randint(2, 9 if rng.random() < 0.9 else 12)
         a = q * b
         small = q <= 10 and b <= 10
         if (held_pair(a, b) and not small) == world.held:
@@ -147,17 +149,17 @@ def quotients(world: World, thinking: bool) -> Turn:
 
 def arithmetic(world: World, thinking: bool) -> Turn:
     part = world.rng.random()
-    return sums(world, thinking) if part < .58 else products(world, thinking) if part < .85 else quotients(world, thinking)
+    return sums(world, thinking) if part < 0.58 else products(world, thinking) if part < 0.85 else quotients(world, thinking)
 
 
 def _spoken(world: World, unit: str, many: str, count: str) -> str:
     """A unit as a user may write it."""
     rng = world.rng
-    if unit in SHORT and rng.random() < .35:
+    if unit in SHORT and rng.random() < 0.35:
         return rng.choice(SHORT[unit])
     text = unit if count in ("1", "a", "an", "one") else many
     for british, american in AMERICAN.items():
-        if rng.random() < .3:
+        if rng.random() < 0.3:
             text = text.replace(british, american)
     return text
 
@@ -165,14 +167,17 @@ def _spoken(world: World, unit: str, many: str, count: str) -> str:
 def temperature(world: World) -> Turn:
     rng = world.rng
     value = rng.choice((*range(-20, 41), 45, 50, 60, 70, 75, 80, 90, 100, 120, 150, 180, 200, 220, 250))
-    if rng.random() < .5:
+    if rng.random() < 0.5:
         source, target, result = "Celsius", "Fahrenheit", Fraction(value * 9, 5) + 32
         steps = f"{value} x 1.8 = {_signed(Fraction(value * 9, 5))}; plus 32 = {_signed(result)}."
     else:
         source, target, result = "Fahrenheit", "Celsius", Fraction((value - 32) * 5, 9)
         steps = f"{value} - 32 = {value - 32}; divided by 1.8 = {_signed(result)}."
-    words = {"Celsius": ("degrees Celsius", "C", "celsius", "degrees C", "°C"), "Fahrenheit": ("degrees Fahrenheit", "F", "fahrenheit", "degrees F", "°F")}
-    user = message(world, core_of(world, "convert", .15), keys={"to": rng.choice(words[target])}, key=f"{value} {rng.choice(words[source])}")
+    words = {
+        "Celsius": ("degrees Celsius", "C", "celsius", "degrees C", "°C"),
+        "Fahrenheit": ("degrees Fahrenheit", "F", "fahrenheit", "degrees F", "°F"),
+    }
+    user = message(world, core_of(world, "convert", 0.15), keys={"to": rng.choice(words[target])}, key=f"{value} {rng.choice(words[source])}")
     answer = f"In degrees {target}, {value} degrees {source} are {_signed(result)}."
     return Turn(user, answer, "convert", "", steps, short=answer)
 
@@ -183,12 +188,12 @@ def _signed(value: Fraction) -> str:
 
 def convert(world: World) -> Turn:
     rng = world.rng
-    if rng.random() < .12:
+    if rng.random() < 0.12:
         return temperature(world)
     one, many, other, others, factor = rng.choice(UNITS)
-    if rng.random() < .5:
+    if rng.random() < 0.5:
         one, many, other, others, factor = other, others, one, many, 1 / factor
-    count = rng.choice(COUNTS) if rng.random() < .8 else 1
+    count = rng.choice(COUNTS) if rng.random() < 0.8 else 1
     shown = str(count)
     if count == 1:
         shown = rng.choice(("1", "a" if one[0] not in "aeiouh" or one == "horsepower" or one == "hectare" else "an", "one"))
@@ -196,9 +201,11 @@ def convert(world: World) -> Turn:
     first = f"{count} {one if count == 1 else many}"
     answer = f"In {others}, {first} {'is' if count == 1 else 'are'} {result}."
     steps = f"1 {one} = {in_words(factor)} {others}; times {count} = {result}."
-    user = message(world, core_of(world, "convert", .15), keys={"to": _spoken(world, other, others, "2")}, key=f"{shown} {_spoken(world, one, many, shown)}")
+    user = message(
+        world, core_of(world, "convert", 0.15), keys={"to": _spoken(world, other, others, "2")}, key=f"{shown} {_spoken(world, one, many, shown)}"
+    )
     return Turn(user, answer, "convert", "", steps, short=answer)
 
 
 def quantity(world: World, state: State, thinking: bool) -> Turn:
-    return arithmetic(world, thinking) if world.rng.random() < .64 else convert(world)
+    return arithmetic(world, thinking) if world.rng.random() < 0.64 else convert(world)

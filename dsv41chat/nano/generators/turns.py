@@ -1,10 +1,33 @@
 """One exchange of a conversation, and what the conversation so far means for the next one."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-KINDS = ("none", "word", "unkword", "python", "command", "geo", "element", "sum", "sumthink", "mul", "multhink", "div", "convert", "told", "recall",
-         "nottold", "correct", "meta", "talk", "scope", "unkother", "needle")
+KINDS = (
+    "none",
+    "word",
+    "unkword",
+    "python",
+    "command",
+    "geo",
+    "element",
+    "sum",
+    "sumthink",
+    "mul",
+    "multhink",
+    "div",
+    "convert",
+    "told",
+    "recall",
+    "nottold",
+    "correct",
+    "meta",
+    "talk",
+    "scope",
+    "unkother",
+    "needle",
+)
 KIND_ID = {kind: i for i, kind in enumerate(KINDS)}
 
 
@@ -17,8 +40,8 @@ class Turn:
     kind: str
     key: str = ""
     thought: str = ""
-    short: str = ""             # answer as it stands in the history of a thinking conversation, where it differs
-    topic: str = ""             # intent, for follow-ups of the same kind
+    short: str = ""  # answer as it stands in the history of a thinking conversation, where it differs
+    topic: str = ""  # intent, for follow-ups of the same kind
 
 
 @dataclass

@@ -1,4 +1,5 @@
 """Words: definitions of known ones, and an honest answer for words that are not in the dictionary. Both begin by repeating the word."""
+
 from __future__ import annotations
 
 from .carrier import carrier_soup, core_of, lemma_soup, message
@@ -21,19 +22,19 @@ def answer_unknown(word: str) -> tuple[str, str]:
 def ask(world: World, word: str, state: State) -> str:
     rng = world.rng
     shown = word
-    if rng.random() < .06:
+    if rng.random() < 0.06:
         shown = word[:1].upper() + word[1:]
-    if state.last and state.last.kind in ("word", "unkword") and rng.random() < .25:
+    if state.last and state.last.kind in ("word", "unkword") and rng.random() < 0.25:
         return message(world, core_of(world, "word_followup", 0), key=shown, stories=False)
     if world.held:
         return message(world, core_of(world, "define", 0), key=shown, quote=True, stories=False)
     style = rng.random()
-    if style < .06:
+    if style < 0.06:
         return shown + rng.choice(("", "", "?", ".", "!", "??", " ?"))
-    core = core_of(world, "define", .3)
-    if style < .16:
+    core = core_of(world, "define", 0.3)
+    if style < 0.16:
         return lemma_soup(world, core, shown)
-    if style < .32:
+    if style < 0.32:
         return carrier_soup(world, "define", shown)
     return message(world, core, key=shown, quote=True)
 
@@ -46,7 +47,7 @@ def known(world: World, state: State) -> Turn:
 
 def unknown(world: World, state: State) -> Turn:
     rng = world.rng
-    word = world.pseudo() if rng.random() < .6 else rng.choice(world.unknown)
+    word = world.pseudo() if rng.random() < 0.6 else rng.choice(world.unknown)
     key, answer = answer_unknown(word)
     return Turn(ask(world, word, state), answer, "unkword", key, f"word: {word}")
 

@@ -1,4 +1,5 @@
 """What all generators share: the facts, pools of names and values with their test parts, pseudo-words, and the random source."""
+
 from __future__ import annotations
 
 import collections
@@ -36,7 +37,9 @@ class World:
         self.unknown = f["unknown_test"] if held else f["unknown_train"]
         self.commands = COMMANDS
         plain = set(self.lemmas)
-        self.ambiguous_commands = {c for c, _ in COMMANDS if c in plain or c in {"true", "false", "python", "perl", "ruby", "java", "nano", "git", "ip", "w"}}
+        self.ambiguous_commands = {
+            c for c, _ in COMMANDS if c in plain or c in {"true", "false", "python", "perl", "ruby", "java", "nano", "git", "ip", "w"}
+        }
         self.countries = f["countries"]
         self.first_names = self._part("name", names.FIRST)
         self.places = self._part("place", tuple(sorted({c["capital"] for c in self.countries if c["capital"]})))
@@ -47,7 +50,7 @@ class World:
         for word in self.lemmas:
             padded = "^^" + word + "$"
             for i in range(len(padded) - 2):
-                after[padded[i:i + 2]].append(padded[i + 2])
+                after[padded[i : i + 2]].append(padded[i + 2])
         self._after = dict(after)
 
     def _part(self, kind: str, values: tuple[str, ...]) -> list[str]:

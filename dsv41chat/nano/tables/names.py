@@ -10,7 +10,11 @@ Nikolai Oleg Petra Ravi Sven Tatiana Uma Vlad Yuki Zlatan Martin Lucy Robert Sus
 """.split())
 COLOURS: tuple[str, ...] = tuple("""red green blue yellow black white brown purple pink orange grey violet silver gold cyan beige turquoise crimson magenta indigo teal maroon navy olive
 lilac scarlet ivory khaki coral lavender bronze copper mint peach ruby amber emerald azure cream tan""".split())
-FOODS: tuple[str, ...] = tuple("""pizza pasta rice bread cheese soup salad curry sushi cake chocolate tacos noodles pancakes steak fish chips beans lentils porridge omelette risotto lasagna
-goulash paella dumplings apples bananas cherries grapes mangoes waffles popcorn pudding yoghurt honey tofu kebab burgers stew""".split())
-ANIMALS: tuple[str, ...] = tuple("""cat dog horse owl fox wolf bear tiger lion eagle rabbit hamster dolphin whale penguin turtle frog snake parrot otter badger hedgehog squirrel deer goat sheep
-camel llama panda koala zebra giraffe elephant lizard octopus shark bee butterfly raven swan""".split())
+FOODS: tuple[str, ...] = tuple("""
+pizza pasta rice bread cheese soup salad curry sushi cake chocolate tacos noodles pancakes steak fish chips beans lentils porridge omelette risotto
+lasagna goulash paella dumplings apples bananas cherries grapes mangoes waffles popcorn pudding yoghurt honey tofu kebab burgers stew
+""".split())
+ANIMALS: tuple[str, ...] = tuple("""
+cat dog horse owl fox wolf bear tiger lion eagle rabbit hamster dolphin whale penguin turtle frog snake parrot otter badger hedgehog squirrel deer
+goat sheep camel llama panda koala zebra giraffe elephant lizard octopus shark bee butterfly raven swan
+""".split())

@@ -101,4 +101,7 @@ def _parse() -> tuple[tuple[tuple[str, ...], str], ...]:
 
 
 SCOPE = _parse()
-VERBS = ("run swim walk sleep cook read write drive dance sing learn work wait eat drink travel speak build paint teach climb jump fight win help move play study talk").split()
+VERBS = """
+run swim walk sleep cook read write drive dance sing learn work wait eat drink travel speak build paint teach climb jump fight win help move play
+study talk
+""".split()
