@@ -4,11 +4,11 @@ from __future__ import annotations
 DEFINE: tuple[str, ...] = (
     "yo whats {} supposed to be", "my kid keeps saying {} and i have zero clue", "Never in my life did I come across {}. Enlighten me!", "{}??? come on, spill it", "Give it to me straight: {}",
     "is {} some kind of animal or what", "ELI5 {}", "not gonna lie, {} puzzles me", "Could anybody here shed light on {}?", "In layman's terms, {}", "quick refresher on {} pls",
-    "how'd you sum up {}", "i stumbled upon {} whilst reading, thoughts?", "{} - huh?", "Crossword clue: {}. Any hints?", "whenever folks bring up {} i nod along but honestly no idea",
+    "how'd you sum up {}", "i stumbled upon {} whilst reading, thoughts?", "Crossword clue: {}. Any hints?", "whenever folks bring up {} i nod along but honestly no idea",
     "So like, {}, that's a thing?", "I'd appreciate a brief account of {}.", "pretend I'm five and tell me what {} means", "the article kept going on about {}, please elucidate",
-    "Wikipedia was down so I'm asking you: {}", "what in the world is {}", "gimme the lowdown on {}", "{} = ?", "My grandma used {} in her letter. Meaning?", "does {} ring a bell",
+    "Wikipedia was down so I'm asking you: {}", "gimme the lowdown on {}", "{} = ?", "My grandma used {} in her letter. Meaning?", "does {} ring a bell",
     "I keep seeing {} everywhere", "would love a hand figuring out {}", "hit me with the definition of {}", "sum it up for me: {}", "care to explain {}", "whats {} in simple english",
-    "got stuck on {} in my homework, help", "any chance you know {}", "explain like i am an alien: {}", "{} meaning??", "what's the deal with {}", "I was told to research {}. Where do I start?",
+    "got stuck on {} in my homework, help", "any chance you know {}", "explain like i am an alien: {}", "what's the deal with {}", "I was told to research {}. Where do I start?",
     "uhh so {}... what", "teach me {}",
 )
 COMMAND: tuple[str, ...] = ("whats the point of the {} command", "remind me, {} in a shell script does what", "I ran the {} command by accident, what did I just do", "linux noob here: {} command?",
