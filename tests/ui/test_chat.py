@@ -309,3 +309,104 @@ async def test_what_is_drawn_is_each_message_once(tmp_path):
         await pilot.pause()
         shown = screen_text(app)
         assert rows_match(chat) and shown.count("question 0") == 2 and shown.count("question 1") == 1
+
+
+async def test_thinking_is_folded_while_it_runs_and_kept_when_stopped(tmp_path):
+    app = make_app(tmp_path, Script(answer="never", thinking="deep thought " * 100, delay_s=0.005))
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(app)
+        await pilot.press(*"go", "enter")
+        await until(lambda: "▸ thinking" in screen_text(app) and "tokens" in screen_text(app))
+        assert "deep thought" not in screen_text(app)
+        await pilot.press("ctrl+t")
+        await until(lambda: "deep thought" in screen_text(app))
+        await pilot.press("escape")
+        await until(lambda: not chat.pump.running)
+        message = app.store.message(chat.leaf_id)
+        assert message.state == "stopped" and message.thinking.startswith("deep thought") and message.text == ""
+        chat.action_thinking_all("hide")
+        await pilot.pause()
+        assert "thinking" not in "\n".join(screen_text(app).splitlines()[:-3]).replace("thinking +", "")
+
+
+async def test_the_line_at_the_top_stays_when_the_width_changes(tmp_path):
+    words = "\n\n".join(" ".join(f"p{paragraph}w{word}" for word in range(40)) for paragraph in range(60))
+    app = make_app(tmp_path, Script(answer=words))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await say(pilot, app, "go")
+        await pilot.press("pageup", "pageup", "pageup")
+        await pilot.pause()
+        first = screen_text(app).splitlines()[1].split()[0]
+        await pilot.resize_terminal(61, 30)
+        await pilot.pause()
+        assert first in screen_text(app).splitlines()[1]
+        await pilot.resize_terminal(100, 20)
+        await pilot.pause()
+        assert first in screen_text(app).splitlines()[1]
+
+
+async def test_the_sidebar_follows_the_width(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(130, 30), notifications=True) as pilot:
+        await pilot.pause()
+        assert "Conversations ─" in screen_text(app)
+        await pilot.press("f3")
+        assert "Conversations ─" not in screen_text(app)
+        await pilot.press("f3")
+        await pilot.resize_terminal(95, 30)
+        await pilot.pause()
+        assert "Conversations ─" in screen_text(app)
+        await pilot.resize_terminal(80, 30)
+        await pilot.pause()
+        assert "Conversations ─" not in screen_text(app)
+        await pilot.press("f3")
+        assert "needs 90 columns" in screen_text(app)
+
+
+async def test_writing_while_a_build_loads(tmp_path):
+    app = make_app(tmp_path, Script(answer="here I am", load_s=2.5))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: chat.switching)
+        await pilot.press(*"early", "enter")
+        await pilot.pause()
+        assert "queued 1: early" in screen_text(app) and app.store.draft(None).text == "early"
+        await until(lambda: "loading" in screen_text(app))
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await pilot.pause()
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["early", "here I am"] and app.store.draft(None) is None
+
+
+async def test_reduced_motion_and_hidden_things(tmp_path):
+    app = make_app(tmp_path, Script(), config="[ui]\nreduced_motion = true\n")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert app.animation_level == "none" and not chat_of(app).composer.cursor_blink
+
+
+async def test_del_removes_the_last_queued_message(tmp_path):
+    app = make_app(tmp_path, slow())
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        chat = chat_of(app)
+        await pilot.press(*"one", "enter")
+        await until(lambda: chat._answer is not None and bool(chat._answer.text))
+        for number in range(6):
+            await pilot.press(str(number), "enter")
+        assert len(chat.queue) == 5 and chat.composer.text == "5" and "wait already" in screen_text(app)
+        await pilot.press("backspace", "delete")
+        await pilot.pause()
+        assert len(chat.queue) == 4
+        await pilot.press("escape")
+        await until(lambda: not chat.pump.running)
+
+
+async def test_history_walks_and_keeps_what_was_being_written(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        await say(pilot, app, "second")
+        await pilot.press(*"new", "up", "up")
+        assert chat.composer.text == "first"
+        await pilot.press("down", "down")
+        assert chat.composer.text == "new"

@@ -103,6 +103,8 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
 
     def on_mount(self) -> None:
         self.transcript.configure(wrap_code=self.app.settings.ui.wrap_code, math=self.app.settings.ui.math)
+        # A blinking caret is motion too, and the only cost of an idle screen.
+        self.composer.cursor_blink = not self.app.settings.ui.reduced_motion
         self.show_header()
         self.show_status()
         self.show_keys()

@@ -12,13 +12,15 @@ from dsv41chat.engine.errors import Cancelled, EngineError
 from dsv41chat.settings import KEYS, ConfigError
 from dsv41chat.store import StoreError
 from dsv41chat.ui.commands import CommandError, complete, parse, parse_option, read_attachment
-from dsv41chat.ui.present import duration
+from dsv41chat.ui.present import duration, notice
 from dsv41chat.ui.render.entry import ANSWER
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.builds import BuildsScreen
 from dsv41chat.ui.screens.settings import SettingsScreen
 from dsv41chat.ui.status import loading_text
 from dsv41chat.ui.units import size
+
+LOADING_S = 1.0
 
 
 class SettingsActions:
@@ -27,6 +29,7 @@ class SettingsActions:
     def init_settings(self) -> None:
         self.new_settings: dict[str, Any] = {}
         self.switching = False
+        self._loading_entry: Any = None
         self._switch_cancel = threading.Event()
 
     # Slash commands -----------------------------------------------------------------------------------------------------
@@ -207,6 +210,7 @@ class SettingsActions:
         ui = self.app.settings.ui
         self.transcript.configure(wrap_code=ui.wrap_code, math=ui.math)
         self.composer.burst_paste = ui.burst_paste
+        self.composer.cursor_blink = not ui.reduced_motion
         if self.thinking_view != ui.thinking:
             self.action_thinking_all(ui.thinking)
         self._sidebar_wanted = None
@@ -270,6 +274,7 @@ class SettingsActions:
             self._bound(ref.name, quiet)
         finally:
             self.switching = False
+            self._hide_loading()
             self.status.phase = "idle"
             self.show_status()
         if self.app.host.engine is not None:
@@ -289,6 +294,25 @@ class SettingsActions:
             rate = event.done / max(1e-3, time.monotonic() - began)
             self.status.phase += f" {size(rate)}/s {duration((event.total - event.done) / rate)} left"
         self.show_status()
+        if time.monotonic() - began >= LOADING_S:
+            self._show_loading(event)
+
+    def _show_loading(self, event: Any) -> None:
+        """What a long load is doing, in the transcript; the lines go when it ends."""
+        share = event.done / event.total if event.total else 0.0
+        bar = "█" * round(20 * share) + "░" * (20 - round(20 * share))
+        text = (
+            f"{event.stage:8} {bar} {100 * share:3.0f}%  {self.status.phase}\n"
+            "You can read, search and write already; the first message is sent when loading ends. esc cancels."
+        )
+        self._hide_loading()
+        self._loading_entry = notice(text, "loading")
+        self.transcript.append(self._loading_entry)
+
+    def _hide_loading(self) -> None:
+        if self._loading_entry is not None:
+            self.transcript.drop(self._loading_entry)
+            self._loading_entry = None
 
     def _bound(self, name: str, quiet: bool = False) -> None:
         if not quiet:
