@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 from textual import events
 from textual.widgets import TextArea
@@ -72,7 +71,8 @@ class Composer(TextArea):
     # Keys ---------------------------------------------------------------------------------------------------------------
 
     async def _on_key(self, event: events.Key) -> None:
-        now = time.monotonic()
+        # When it was read from the terminal, not when a busy screen came round to it.
+        now = event.time
         self._burst = self._burst + 1 if now - self._last_key < BURST_GAP_S else 0
         self._last_key = now
         key = event.key
