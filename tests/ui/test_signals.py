@@ -80,7 +80,9 @@ def test_sigint_while_loading(tmp_path):
 
 def test_sigint_while_reading_input(tmp_path):
     process = child(tmp_path, ["--json"], {}, stdin=subprocess.PIPE)
-    time.sleep(1.5)
+    while not (tmp_path / "log" / "dsv41chat.log").exists():  # begun just before the input is read
+        time.sleep(0.05)
+    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     assert json.loads(process.stdout.read())["code"] == "interrupted"
@@ -113,12 +115,23 @@ def small_pipe() -> tuple[int, int]:
 LONG = {"answer": "word " * 1500}
 
 
+def stored_text(data) -> str:
+    """The newest answer in the store, "" before there is one."""
+    with Store.open(data, readonly=True) as store:
+        conversation = store.last_conversation()
+        last = store.message(conversation.leaf_id) if conversation is not None and conversation.leaf_id else None
+        return last.text if last is not None and last.role == "assistant" else ""
+
+
 def test_a_second_sigint_leaves_a_reader_that_does_not_read(tmp_path):
     """The pipe is full, so the program waits in a write, where a flag is not seen."""
     reading, writing = small_pipe()
     process = child(tmp_path, ["--stream-json", "--effort", "off", "hi"], LONG, stdout=writing)
     os.close(writing)
-    time.sleep(4.0)
+    deadline = time.monotonic() + 60
+    while stored_text(tmp_path) == "" and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(1.5)  # the pipe holds about ten events: by now the next one waits
     assert process.poll() is None
     for _ in range(2):
         process.send_signal(signal.SIGINT)
@@ -154,7 +167,7 @@ def test_an_output_that_is_full(tmp_path, mode):
 
 
 def test_the_time_limit(tmp_path):
-    status, events, _ = rest(child(tmp_path, ["--stream-json", "--effort", "off", "--timeout", "2.5", "hi"], SLOW | {"answer": "word " * 4000}))
+    status, events, _ = rest(child(tmp_path, ["--stream-json", "--effort", "off", "--timeout", "5", "hi"], SLOW | {"answer": "word " * 4000}))
     last = events[-1]
     assert (status, last["code"], last["exit_code"]) == (124, "timeout", 124)
     assert leaf(tmp_path, last["conversation"]).text == last["partial"]["text"] != ""
