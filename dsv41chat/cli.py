@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SETTLE_S = 30.0
+QUIT_SETTLE_S = 2.0  # the screen is gone already; what is not ready by then is read again next time
 MakeHost = Callable[..., "EngineHost"]
 
 
@@ -276,6 +277,7 @@ class _Chat:
             code = run_plain(controller, start)
         else:
             code = run_app(controller, start)
+        self.host.settle(QUIT_SETTLE_S)
         if controller.last_conversation_id is not None and controller.saving:
             self.stderr.notice(f"resume with: {program()} --resume {controller.last_conversation_id}")
         return code

@@ -462,11 +462,33 @@ class PromptCache:
                 raise NoRoom("pinned states may take at most half the budget")
         return len(chosen)
 
+    def pin_again(self, conversation: str) -> None:
+        """A pinned conversation went on: its newest states are the pinned ones now."""
+        with self.db.read() as db:
+            pinned = "SELECT 1 FROM mark m JOIN conv_mark c ON c.mark_id = m.id WHERE c.conv_id = ? AND m.pinned"
+            if db.execute(pinned, [conversation]).fetchone() is None:
+                return
+        try:
+            self.pin(conversation)
+        except NoRoom as error:
+            self.notice(f"This conversation's new states are not pinned: {error}.")
+
     # numbers -----------------------------------------------------------------------------------------------------------
 
     def count(self, name: str, by: int = 1) -> None:
         with self._lock:
             self.counters[name] += by
+
+    def notice(self, text: str) -> None:
+        """A sentence for the user."""
+        with self._lock:
+            self.notices.append(text)
+
+    def take_notices(self) -> list[str]:
+        """The sentences since the last call."""
+        with self._lock:
+            taken, self.notices = self.notices, []
+        return taken
 
     def in_use(self) -> set[int]:
         """Marks that are not evicted now: those of the request in hand and the one just written."""

@@ -75,6 +75,7 @@ class PromptCacheWriter:
 
         def job() -> None:
             thin(self.cache, conversation)
+            self.cache.pin_again(conversation)
             if ticket is not None and ticket.seg_id is not None and not self.busy.is_set():
                 merge(self.cache, ticket.seg_id)
 
@@ -157,7 +158,7 @@ class PromptCacheWriter:
             self.cache.count(f"skipped: {_kind(str(error))}")
             log.info("a state was not kept: %s", error)
             if "larger than" in str(error):
-                self.cache.notices.append(f"Not kept: {error}.")
+                self.cache.notice(f"Not kept: {error}.")
         except Exception as error:  # noqa: BLE001 - whatever it is, the turn goes on and the cache says it lost an entry
             self.cache.count(f"write failed: {type(error).__name__}")
             log.warning("a state could not be written: %s", error)
@@ -181,7 +182,7 @@ class PromptCacheWriter:
             if not _full(error):
                 raise
             self._paused_until = self._monotonic() + PAUSE_S
-            self.cache.notices.append("The disk is full: computed states are not kept for 10 minutes.")
+            self.cache.notice("The disk is full: computed states are not kept for 10 minutes.")
             raise
 
     def _guarded(self, what: str, job: Callable[[], object]) -> None:

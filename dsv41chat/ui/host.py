@@ -19,7 +19,7 @@ from dsv41chat.engine.errors import ContextFull, DoesNotFit, EngineError, PackIn
 from dsv41chat.store import EMBEDDED, StoreError, clean_name, free_name
 from dsv41chat.ui.engine_thread import EngineThread, Stream
 from dsv41chat.ui.states import States, StateTurn
-from dsv41chat.ui.turn_events import BuildRef, BuildView, Piece, merge_events
+from dsv41chat.ui.turn_events import BuildRef, BuildView, Piece, Resumed, merge_events
 
 if TYPE_CHECKING:
     from dsv41chat.engine import Engine, SamplingParams, Session
@@ -357,7 +357,7 @@ class EngineHost:
                     loop_stop=options.loop_stop, cancel=cancel, **marks,
                 )  # fmt: skip
 
-            self.states.forget_seal()
+            self.states.forget_seal(session)
             if turn is None or not self.states.ready:
                 for event in run():
                     emit(event)
@@ -390,6 +390,16 @@ class EngineHost:
                 if final or not self.states.drop(session, prompt.ids):
                     raise
                 log.warning("the prompt failed right after a stored state, reading it from the start: %s", error)
+
+    def prepare(self, key: str, turn: StateTurn, prefix: Sequence[int]) -> Resumed:
+        """Bring a conversation's state back before its next prompt is there; a lane in use is left alone. Waits for the engine thread."""
+
+        def job() -> Resumed:
+            session = self._session(key)
+            held = session.held(prefix)
+            return Resumed(held, len(prefix), 0.0, "memory") if held else self.states.resume(session, prefix, turn)
+
+        return self.thread.call(job)
 
     # between turns -----------------------------------------------------------------------------------------------------
 
@@ -424,7 +434,7 @@ class EngineHost:
             self.states.seal(stop)
             self.states.measure(stop)
         except EngineError as error:
-            self.states.forget_seal()
+            self.states.forget_seals()
             log.warning("idle work failed: %s", error)
 
     def disturb(self) -> None:

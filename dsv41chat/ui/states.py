@@ -50,9 +50,10 @@ class StateTurn:
     head: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Seal:
-    session: Any
+    """An answer to be read again as later prompts have it: `ids` are all they begin with."""
+
     turn: StateTurn
     ids: tuple[int, ...]
 
@@ -70,8 +71,9 @@ class States:
         self._engine: Engine | None = None
         self._build: Any = None
         self._chains: WeakKeyDictionary[Any, list[Ticket]] = WeakKeyDictionary()
-        self._seal: _Seal | None = None
+        self._seals: WeakKeyDictionary[Any, _Seal] = WeakKeyDictionary()
         self._rate: float | None = None
+        self._notices: list[str] = []
         self._forgotten: set[str] = set()  # deleted conversations: what still comes for them is not kept
 
     @classmethod
@@ -113,7 +115,8 @@ class States:
             self._fail(error)
 
     def unbind(self) -> None:
-        self._engine = self._build = self._seal = None
+        self._engine = self._build = None
+        self._seals.clear()
         self._chains.clear()
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -136,17 +139,11 @@ class States:
         self._notices.append(self.off_reason)
         self._build = self._engine = None
 
-    @property
-    def _notices(self) -> list[str]:
-        if self.cache is not None:
-            return self.cache.notices
-        if not hasattr(self, "_own_notices"):
-            self._own_notices: list[str] = []
-        return self._own_notices
-
     def take_notices(self) -> list[str]:
         """Sentences for the user since the last call."""
-        taken, self._notices[:] = list(self._notices), []
+        taken, self._notices = self._notices, []
+        if self.cache is not None:
+            taken += self.cache.take_notices()
         return taken
 
     # resuming ----------------------------------------------------------------------------------------------------------
@@ -332,25 +329,25 @@ class States:
                 self.keep(session, "E", turn)
                 self._tidy(session, turn)
         else:
-            self._seal = _Seal(session, turn, tuple(prefix))
+            self._seals[session] = _Seal(turn, tuple(prefix))
 
     @property
     def sealing_due(self) -> bool:
-        return self._seal is not None
+        return bool(self._seals)
 
     def seal(self, cancel: Callable[[], bool]) -> bool:
-        """Read the last answer as the next prompt will have it, and keep that state. False when cancelled; it stays due then."""
-        due = self._seal
-        if due is None or self._build is None:
-            return True
-        self.resume(due.session, due.ids)
-        if not due.session.prefill(due.ids, cancel=cancel):
-            return False
-        self._seal = None
-        if self._worth(due.session, due.session.target.n):
-            self.keep(due.session, "E", due.turn)
-            self._tidy(due.session, due.turn)
-        self.cache.count("sealed")
+        """Read the last answers as the next prompts will have them, and keep those states. False when cancelled; the rest stays due."""
+        for session, due in list(self._seals.items()):
+            if self._build is None:
+                return True
+            self.resume(session, due.ids)
+            if not session.prefill(due.ids, cancel=cancel):
+                return False
+            self._seals.pop(session, None)
+            if self._worth(session, session.target.n):
+                self.keep(session, "E", due.turn)
+                self._tidy(session, due.turn)
+            self.cache.count("sealed")
         return True
 
     def measure(self, stop: Callable[[], bool]) -> None:
@@ -360,9 +357,12 @@ class States:
         if self._engine is not None and not stop() and not rows_known(self._engine):
             measure_rows(self._engine)
 
-    def forget_seal(self) -> None:
+    def forget_seal(self, session: Session) -> None:
         """The next prompt is here: what it needs of the last answer is part of its own prefill."""
-        self._seal = None
+        self._seals.pop(session, None)
+
+    def forget_seals(self) -> None:
+        self._seals.clear()
 
     def _tidy(self, session: Session, turn: StateTurn) -> None:
         self.writer.tidy(turn.conversation, self._chains.get(session, [None])[-1])

@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +183,37 @@ class TurnController:
             self._busy.release()
             self.host.rest()
 
+    # computed states ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, conversation_id: str) -> Resumed | None:
+        """Bring the state of an opened conversation back, so that its next turn reads only the new message.
+
+        None where there is nothing to bring back: no build is loaded, a turn runs, no answer yet. Raises EngineError, StoreError.
+        """
+        if self.running or self.host.engine is None or not self.host.states.ready:
+            return None
+        conversation = self.store.conversation(conversation_id)
+        path = self.store.path_to(conversation.leaf_id) if conversation.leaf_id else []
+        if not path or path[-1].role != "assistant":
+            return None
+        options = self.options(conversation, self.host.view)
+        turn = self.state_turn(conversation, path, options)
+        return self.host.prepare(conversation.id, turn, self.next_prefix(conversation, path, options))
+
+    def state_turn(self, conversation: Any, path: Sequence[Any], options: TurnOptions) -> StateTurn:
+        """What the store of states must know about a turn at the end of `path`."""
+        system = (conversation.settings or {}).get("system")
+        head = {"effort": str(options.effort), "system text": self.host.states.text_key(system or "")}
+        users = sum(m.role == "user" for m in path)
+        return StateTurn(conversation.id, users, any(m.role == "assistant" for m in path), head)
+
+    def next_prefix(self, conversation: Any, path: Sequence[Any], options: TurnOptions) -> tuple[int, ...]:
+        """The ids with which the prompt of every next message after `path` begins."""
+        system = (conversation.settings or {}).get("system")
+        sha256 = self.host.tokenizer().sha256
+        one, other = (chat_messages(system, path, sha256, last=text) for text in "ab")
+        return self.host.shared_beginning(one, other, options)
+
     def _lock(self, conversation_id: str) -> int | None:
         """Take the conversation's lock; the pid of the process that holds it, or None if it is ours."""
         try:
@@ -329,7 +360,7 @@ class _Turn:
         system = (self.conversation.settings or {}).get("system")
         messages = chat_messages(system, path, tokenizer.sha256, continued=self.kept is not None)
         prompt = self.host.encode(messages, options)
-        self.state = self._state_turn(path, system, options)
+        self.state = self.c.state_turn(self.conversation, path, options)
         self.state_key, self.options, self.prompt_ids = key, options, prompt.ids
         if len(prompt.ids) >= engine.context_limit:
             raise ContextFull(
@@ -376,11 +407,6 @@ class _Turn:
         if event.cold is not None:
             yield Noticed("cold", f"cold: {event.cold}; reading {left:,} of {event.prompt_tokens:,} tokens")
 
-    def _state_turn(self, path: list[Any], system: str | None, options: TurnOptions) -> StateTurn:
-        head = {"effort": str(options.effort), "system text": self.host.states.text_key(system or "")}
-        users = sum(m.role == "user" for m in path)
-        return StateTurn(self.conversation.id, users, any(m.role == "assistant" for m in path), head)
-
     def leave_state(self) -> None:
         """Tell the host with which ids the next prompt of this branch begins, so that its state can be kept. Never raises."""
         if not self.over or self.state is None or not self.host.states.ready:
@@ -394,11 +420,7 @@ class _Turn:
         """What the prompts of all possible next messages share; without an answer, the prompt itself."""
         if self.message is None:
             return (*self.prompt_ids, -1)
-        system = (self.conversation.settings or {}).get("system")
-        path = list(self.store.path_to(self.message.id))
-        sha256 = self.host.tokenizer().sha256
-        one, other = (chat_messages(system, path, sha256, last=text) for text in "ab")
-        return self.host.shared_beginning(one, other, self.options)
+        return self.c.next_prefix(self.conversation, self.store.path_to(self.message.id), self.options)
 
     def _end_unseen(self, stream: Iterator[Any]) -> None:
         """Nobody reads the events any more: stop the engine, store what it produced."""

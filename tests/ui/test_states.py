@@ -291,3 +291,84 @@ def test_the_estimate_knows_the_stored_states(tmp_path):
         other = chat.controller.estimate(TurnRequest(first.end.conversation_id, text=SHORT, overrides=THINKING))
         assert same["cached_tokens"] == first.end.usage["context_used"] - 1 and other["cached_tokens"] == 0
         assert chat.say(SHORT).cached == same["cached_tokens"]
+
+
+async def test_both_front_ends_take_turns(tmp_path):
+    """Scripted, full screen, scripted: each goes on from what the other left, and the answers are those of a chat without states."""
+    from dsv41chat.ui.app import ChatApp
+    from dsv41chat.ui.turn_events import AppStart
+    from tests.ui.tui import chat_of, say
+
+    options = {f"chat.{name}": value for name, value in GREEDY.items() if name != "draft"}
+    with Chat(tmp_path / "kept", flags=options) as chat:
+        first = chat.say(LONG)
+        conversation = first.end.conversation_id
+    chat = Chat(tmp_path / "kept", flags=options)
+    app = ChatApp(chat.controller, AppStart(chat.controller.open(conversation)))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await say(pilot, app, SHORT)
+        second = chat_of(app)._finish or chat.store.message(chat.store.conversation(conversation).leaf_id)
+        await pilot.pause()
+    message = chat.store.message(chat.store.conversation(conversation).leaf_id)
+    chat.close()
+    assert second is not None and message.usage["cached_tokens"] == first.end.usage["context_used"] - 1
+    with Chat(tmp_path / "kept", flags=options) as chat:
+        third = chat.say("And then?")
+        assert third.cached == message.usage["context_used"] - 1
+    talk = lambda chat: [chat.say(text).hash for text in (LONG, SHORT, "And then?")]
+    assert fresh(tmp_path / "cold", talk) == [first.hash, message.ids_hash, third.hash]
+
+
+def test_an_opened_conversation_is_made_ready(tmp_path):
+    with Chat(tmp_path / "kept") as chat:
+        first = chat.say(LONG)
+        assert chat.controller.prepare(chat.id).source == "memory"
+    with Chat(tmp_path / "kept") as chat:
+        assert chat.controller.prepare(first.end.conversation_id) is None, "nothing is loaded for it"
+        for _ in chat.controller.load(chat.host.resolve(None, None)):
+            continue
+        found = chat.controller.prepare(first.end.conversation_id)
+        assert (found.tokens, found.source) == (first.end.usage["context_used"] - 1, "disk")
+        second = chat.say(SHORT)
+        assert second.resumed.source == "memory" and second.cached == found.tokens
+
+
+def test_pinned_states_follow_the_conversation(tmp_path):
+    with Chat(tmp_path / "kept") as chat:
+        chat.say(LONG)
+        chat.host.settle(60)
+        assert chat.host.states.pin(chat.id) == "2 states are pinned."
+        chat.say(SHORT)
+    with Chat(tmp_path / "kept") as chat:
+        chat.say("And then?")
+        chat.host.settle(60)
+        with chat.host.states.cache.db.read() as db:
+            turns = db.execute("SELECT DISTINCT turn FROM conv_mark c JOIN mark m ON m.id = c.mark_id WHERE pinned").fetchall()
+        assert turns == [(3,)]
+        assert chat.host.states.pin(chat.id, False) == "The states are no longer pinned."
+
+
+def test_a_folder_that_cannot_be_used_is_said_once_and_changes_nothing(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with Chat(tmp_path / "kept", flags={"cache.dir": str(blocked)}) as chat:
+        assert chat.folder == blocked
+        first, second = chat.say(LONG), chat.say(SHORT)
+        assert len([text for text in first.told if "Computed states are not kept" in text]) == 1 and second.told == []
+        assert "not kept" in chat.host.states.stats()["off"]
+    assert fresh(tmp_path / "cold", lambda chat: [chat.say(text).hash for text in (LONG, SHORT)]) == [first.hash, second.hash]
+
+
+def test_drafted_turns_resume_with_their_drafter(tmp_path):
+    """Rings go with the lane: the resumed turn proposes and accepts what the turn that never stopped does."""
+    drafted = GREEDY | {"draft": 2, "max_tokens": 10}
+    with Chat(tmp_path / "one") as chat:
+        whole = [chat.say(text, drafted) for text in (LONG, SHORT)]
+        if chat.session().drafter.block < 2:
+            pytest.skip("this pack has no drafter")
+    resumed = []
+    for text in (LONG, SHORT):
+        with Chat(tmp_path / "two") as chat:
+            resumed.append(chat.say(text, drafted))
+    assert [said.hash for said in resumed] == [said.hash for said in whole]
+    assert resumed[1].resumed.source == "disk" and resumed[1].end.draft == whole[1].end.draft

@@ -142,6 +142,8 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self.query_one(Sidebar).reload(self.conversation.id)
         if message is not None:
             self.select_message(message)
+        if not same:
+            self.prepare()
         return True
 
     def _read(self, ref: str | ConversationView, leaf: str | None) -> Opened:

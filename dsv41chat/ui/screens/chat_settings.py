@@ -250,6 +250,24 @@ class SettingsActions:
             return
         self.spawn(self._switch(ref, quiet=True), "switch", exclusive=False)
 
+    def prepare(self) -> None:
+        """Brings back the state of the conversation on screen while the user reads; says how much is ready, or why nothing is."""
+        if self.conversation is not None and self.app.host.engine is not None and not self.pump.running:
+            self.spawn(self._prepare(self.conversation.id), "prepare", exclusive=True)
+
+    async def _prepare(self, conversation_id: str) -> None:
+        try:
+            found = await asyncio.to_thread(self.app.controller.prepare, conversation_id)
+        except (EngineError, StoreError):
+            # The next turn meets the same and says it.
+            return
+        if found is None or self.conversation is None or self.conversation.id != conversation_id:
+            return
+        if found.tokens:
+            self.tell(f"ready: resumed {found.tokens:,} tokens in {duration(found.seconds)}")
+        elif found.cold is not None:
+            self.tell(f"cold: {found.cold}")
+
     async def _switch(self, ref: Any, quiet: bool = False) -> None:
         if quiet and (self.pump.running or self.app.host.engine is not None):
             # A turn was faster: it loads the build itself.
@@ -321,6 +339,7 @@ class SettingsActions:
         self._header_build = view.name if view is not None else name
         if self.app.host.engine is not None:
             self.status.context_limit = self.app.host.engine.context_limit
+            self.prepare()
         self.show_header()
         if not quiet:
             self.tell(f"{name} answers from now on.")
