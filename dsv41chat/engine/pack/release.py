@@ -27,15 +27,15 @@ def ue8m0(b: np.ndarray) -> np.ndarray:
     return np.where(b == 255, np.float32(np.nan), value)
 
 
-def scale_bytes(scale: TensorRef) -> np.ndarray:
-    """uint8 of a scale tensor, in its shape. Scales stored as floats must be powers of two. Raises PackDamaged for a NaN."""
+def scale_bytes(scale: TensorRef, a: int = 0, b: int | None = None) -> np.ndarray:
+    """uint8 of rows a..b of a scale tensor. Scales stored as floats must be powers of two. Raises PackDamaged for a NaN."""
     if scale.dtype in ("F32", "BF16"):
-        value = floats(scale)
+        value = floats(scale, a, b)
         mantissa, exponent = np.frexp(value)
         if not ((mantissa == 0.5) & (exponent >= -126) & (exponent <= 128)).all():
             raise PackDamaged(f"{scale.name} holds scales that are not powers of two {where(scale)}", "convert the build again from its source")
         return (exponent + 126).astype(np.uint8)
-    found = np.array(raw(scale)).view(np.uint8)
+    found = np.array(raw(scale, a, b)).view(np.uint8)
     if (found == 255).any():
         raise PackDamaged(f"{scale.name} holds the byte 255, which is NaN {where(scale)}", "download the file again")
     return found
@@ -108,7 +108,8 @@ class Blocks:
         rows, columns = self.shape
         b = rows if b is None else b
         codes, (high, wide) = raw(self.parts["weight"], a, b).view(np.uint8), self.block
-        scale = ue8m0(scale_bytes(self.parts["scale"])[np.arange(a, b) // high])
+        first = a // high
+        scale = ue8m0(scale_bytes(self.parts["scale"], first, -(-b // high))[np.arange(a, b) // high - first])
         found = np.stack([E2M1[codes & 15], E2M1[codes >> 4]], -1).reshape(b - a, -1) if self.four_bit else E4M3[codes]
         return found * np.repeat(scale, wide, 1)[:, :columns]
 
