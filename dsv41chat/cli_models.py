@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dsv41chat.engine.errors import EngineError, PackIncomplete, PackMissing
+from dsv41chat.engine.errors import EngineError, PackMissing
 from dsv41chat.ui.output import UsageError
 
 
@@ -46,11 +46,15 @@ def add_commands(commands: Any) -> None:
     example = "example: dsv41chat models verify nano --goldens golden.safetensors"
     p = commands.add_parser("verify", help="config, shards, shapes, tokenizer; with --goldens logits", epilog=example)
     p.add_argument("name", metavar="NAME", help="a name or a folder")
+    p.add_argument("--full", action="store_true", help="read every byte: checksums and scales; goes on where it was stopped")
     p.add_argument("--goldens", metavar="FILE", nargs="+", action="extend", default=[], help="reference logits")
     p.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 up to 1 GB of weights")
     p.add_argument("--atol", type=_positive, default=5e-4, metavar="F", help="tolerance of logits (default 5e-4)")
     p.add_argument("--chunks", type=_chunks, metavar="1,7,128", help="chunk sizes instead of the file's own")
     p.set_defaults(run=_verify)
+    from dsv41chat.cli_convert import add_command
+
+    add_command(commands)
 
 
 def _list(context: Any) -> int:
@@ -163,16 +167,9 @@ def _verify(context: Any) -> int:
         if not Path(path).expanduser().is_file():
             raise UsageError(f"{path}: there is no such golden file.")
     ref = host.find(args.name)
-    view = host.probe(ref)
-    checks = [_plain("headers", "config, names, shapes and sizes of every tensor")]
-    if view.has_tokenizer:
-        host.load_tokenizer(ref)
-        checks.append(_plain("tokenizer", "tokenizer.json"))
-    elif args.goldens:
-        context.stderr.notice(f"{ref.name} has no tokenizer.json: it can be verified, not talked to.")
-    else:
-        raise PackIncomplete(f"{ref.name} has no tokenizer.json, so it cannot chat.", hint="copy tokenizer.json into the build's folder")
     if args.goldens:
+        if not host.probe(ref).has_tokenizer:
+            context.stderr.notice(f"{ref.name} has no tokenizer.json: it can be verified, not talked to.")
         checks = []
         host.backend()
         for path in args.goldens:
@@ -180,6 +177,8 @@ def _verify(context: Any) -> int:
             if not report.checks:
                 raise UsageError(f"{path}: no check of this file applies to {ref.name}.", hint="input_ids and logits are needed at least")
             checks += [asdict(check) for check in report.checks]
+    else:
+        checks = [_plain(found.name, found.what) for found in _structure(context, host, ref)]
     ok = all(check["ok"] for check in checks if check["hard"])
     if args.json:
         context.json({"ok": ok, "checks": [{name: _number(check[name]) for name in _FIELDS} for check in checks]})
@@ -194,6 +193,19 @@ def _verify(context: Any) -> int:
         where = f", first at position {bad['first_bad']}" if bad["first_bad"] is not None else ""
         raise VerificationFailed(f"{ref.name} does not match: {bad['name']} ({bad['mode']}){where}.", hint="compare the files with their source")
     return 0
+
+
+def _structure(context: Any, host: Any, ref: Any) -> list[Any]:
+    """The plain checks, and with --full every byte. Raises PackError at the first fault."""
+    from dsv41chat.cli_convert import progress_line
+    from dsv41chat.engine import verify_full, verify_plain
+
+    host.backend()
+    checks = list(verify_plain(ref.folder, cache_dir=context.settings.paths.cache))
+    if context.args.full:
+        done = context.store(write=True).facts
+        checks += verify_full(ref.folder, done=done, progress=progress_line(context, "reading"))
+    return checks
 
 
 _FIELDS = ("name", "mode", "n", "max_abs", "top1", "first_bad", "hard", "ok")

@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 if TYPE_CHECKING:
+    from dsv41chat.engine.convert.convert import Conversion, convert_pack, plan_conversion
     from dsv41chat.engine.engine import Engine, PackInfo, open_engine, probe_pack
     from dsv41chat.engine.goldens import Check, Report, verify_goldens
     from dsv41chat.engine.sampling import SamplingParams
     from dsv41chat.engine.session import Session
+    from dsv41chat.engine.verify import Found, verify_full, verify_plain
 
 _HOMES = {
+    "Conversion": "convert.convert",
+    "convert_pack": "convert.convert",
+    "plan_conversion": "convert.convert",
     "Engine": "engine",
     "PackInfo": "engine",
     "open_engine": "engine",
@@ -28,8 +33,14 @@ _HOMES = {
     "verify_goldens": "goldens",
     "SamplingParams": "sampling",
     "Session": "session",
+    "Found": "verify",
+    "verify_full": "verify",
+    "verify_plain": "verify",
 }
-__all__ = ["Check", "Engine", "PackInfo", "Report", "SamplingParams", "Session", "open_engine", "probe_pack", "verify_goldens"]
+__all__ = [
+    "Check", "Conversion", "Engine", "Found", "PackInfo", "Report", "SamplingParams", "Session", "convert_pack", "open_engine", "plan_conversion",
+    "probe_pack", "verify_full", "verify_goldens", "verify_plain",
+]  # fmt: skip
 
 
 def __getattr__(name: str):

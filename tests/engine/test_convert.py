@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dsv41chat.engine.convert.convert import convert, plan_conversion
+from dsv41chat.engine.convert.convert import convert_pack, plan_conversion
 from dsv41chat.engine.convert.recipes import RECIPES
 from dsv41chat.engine.errors import Cancelled, DoesNotFit, PackIncomplete, PackUnsupported
 from dsv41chat.engine.pack.build import build_drafter, build_trunk, open_pack
@@ -30,7 +30,7 @@ def source(folder, family, case="release"):
 
 
 def run(source, target, recipe, **options):
-    convert(plan_conversion(source, target, recipe, **options))
+    convert_pack(plan_conversion(source, target, recipe, **options))
     return open_pack(target)
 
 
@@ -140,14 +140,14 @@ def test_the_drafter_of_the_embedded_pack(drafter, label, tmp_path):
 
 SCRIPT = """
 import os, signal, sys
-from dsv41chat.engine.convert.convert import convert, plan_conversion
+from dsv41chat.engine.convert.convert import convert_pack, plan_conversion
 at = int(sys.argv[3])
 seen = []
 def progress(group, done, total):
     seen.append(done)
     if len(seen) == at:
         os.kill(os.getpid(), signal.SIGKILL)
-convert(plan_conversion(sys.argv[1], sys.argv[2], "mixed-4_8-engram6"), resume=True, progress=progress)
+convert_pack(plan_conversion(sys.argv[1], sys.argv[2], "mixed-4_8-engram6"), resume=True, progress=progress)
 """
 
 
@@ -166,7 +166,7 @@ def test_a_killed_conversion_goes_on_to_the_same_bytes(at, tmp_path):
     assert at == 1 or finished
     with pytest.raises(PackUnsupported, match="holds a part of a conversion"):
         run(tmp_path / "release", target, "mixed-4_8-engram6")
-    convert(plan_conversion(tmp_path / "release", target, "mixed-4_8-engram6"), resume=True)
+    convert_pack(plan_conversion(tmp_path / "release", target, "mixed-4_8-engram6"), resume=True)
     assert digests(target) == digests(tmp_path / "whole")
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in finished.items())
 
@@ -182,17 +182,17 @@ def test_what_is_refused(tmp_path, monkeypatch):
     with pytest.raises(PackUnsupported, match="is not empty"):
         run(tmp_path / "release", tmp_path / "other", "native")
     with pytest.raises(Cancelled):
-        convert(plan_conversion(tmp_path / "release", tmp_path / "part", "native"), cancel=lambda: True)
+        convert_pack(plan_conversion(tmp_path / "release", tmp_path / "part", "native"), cancel=lambda: True)
     with pytest.raises(PackUnsupported, match="another source, recipe or version"):
-        convert(plan_conversion(tmp_path / "release", tmp_path / "part", "affine-8"), resume=True)
+        convert_pack(plan_conversion(tmp_path / "release", tmp_path / "part", "affine-8"), resume=True)
     monkeypatch.setattr("shutil.disk_usage", lambda path: os.terminal_size((0, 0)) and type("Usage", (), {"free": 1000})())
     with pytest.raises(DoesNotFit, match="are still to be written"):
-        convert(plan_conversion(tmp_path / "release", tmp_path / "full", "native"))
+        convert_pack(plan_conversion(tmp_path / "release", tmp_path / "full", "native"))
 
 
 def test_sizes_are_known_before_anything_is_written(tmp_path):
     plan = plan_conversion(source(tmp_path / "release", "v4"), tmp_path / "out", "mixed-4_8")
     assert not (tmp_path / "out").exists()
-    convert(plan)
+    convert_pack(plan)
     assert sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors")) == plan.bytes_out
     assert 4.5 < plan.bits_per_weight < 9.5 and set(RECIPES) >= {"native", "mixed-2.4", "2bit-dq"}

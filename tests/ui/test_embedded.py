@@ -232,8 +232,23 @@ def test_a_damaged_pack_is_one_object_and_exit_4(program, pack, name):
 
 def test_verify_a_good_pack(program, pack):
     o = program("models", "verify", str(pack), "--json", real=True).object
-    assert o["ok"] and {c["name"] for c in o["checks"]} == {"headers", "tokenizer"}
+    assert o["ok"] and {c["name"] for c in o["checks"]} == {"headers", "shards", "tokenizer", "token map"}
     assert program("models", "verify", "nano", real=True).code == 0
+
+
+def test_convert_and_verify_every_byte(program, tmp_path):
+    target = tmp_path / "smaller"
+    words = ["models", "convert", "nano", str(target), "--recipe", "mixed-4_8-engram4"]
+    assert program(*words, "--json", real=True).code != 0, "it asks first"
+    assert not target.exists()
+    o = program(*words, "--yes", "--json", real=True).object
+    assert o["ok"] and o["folder"] == str(target) and o["recipe"] == "mixed-4_8-engram4"
+    full = program("models", "verify", str(target), "--full", real=True)
+    assert full.code == 0 and "13 files have the published sha256" in full.out
+    info = program("models", "info", str(target), "--json", real=True).object
+    assert info["fits"] == "fits" and info["formats"]["affine 4 g64"] == 192 and info["memory"]["weights"] > 0
+    assert program("--json", "-m", str(target), "hi", real=True).object["build"]["name"] == "smaller"
+    assert program(*words, "--yes", real=True).code == 4, "it is there already"
 
 
 # goldens -----------------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def plan_conversion(source: str | Path, target: str | Path, recipe: str, *, tabl
     return Conversion(pack, target, choice, plan_groups(pack, choice))
 
 
-def convert(
+def convert_pack(
     conversion: Conversion,
     *,
     resume: bool = False,

@@ -31,18 +31,19 @@ class Exl3Matrix:
         return f"exl3 {self.halves / 2:g} {self.codebook}"
 
     def stored(self) -> dict[str, np.ndarray]:
-        """words uint32 [in / 16, out / 16, 8 * K], suh and svh float16, bias float16 where there is one.
-
-        Raises PackDamaged for a marker that is not the codebook's multiplier.
-        """
-        for leaf, multiplier in MULTIPLIERS.items():
-            if leaf in self.parts and int(raw(self.parts[leaf]).reshape(-1).view(np.uint32)[0]) != multiplier:
-                ref = self.parts[leaf]
-                raise PackDamaged(f"{ref.name} does not hold the multiplier {multiplier:#x} of its codebook {where(ref)}", "download the file again")
+        """words uint32 [in / 16, out / 16, 8 * K], suh and svh float16, bias float16 where there is one. Raises PackDamaged."""
+        self.check_markers()
         out = {"words": np.array(raw(self.parts["trellis"])).view(np.uint32)}
         for full, signs in (("suh", "su"), ("svh", "sv")):
             out[full] = np.array(raw(self.parts[full])) if full in self.parts else unpack_signs(raw(self.parts[signs]))
         return out | ({"bias": np.array(raw(self.parts["bias"]))} if "bias" in self.parts else {})
+
+    def check_markers(self) -> None:
+        """Raises PackDamaged for a marker that is not the codebook's multiplier."""
+        for leaf, multiplier in MULTIPLIERS.items():
+            if leaf in self.parts and int(raw(self.parts[leaf]).reshape(-1).view(np.uint32)[0]) != multiplier:
+                ref = self.parts[leaf]
+                raise PackDamaged(f"{ref.name} does not hold the multiplier {multiplier:#x} of its codebook {where(ref)}", "download the file again")
 
     def values(self, a: int = 0, b: int | None = None) -> np.ndarray:
         """float32 rows; computed over the blocks of 128 outputs that hold them."""
