@@ -379,6 +379,9 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
             return
         key = self.conversation.id if self.conversation else None
         text = self.composer.text
+        if key is None and self.held:
+            # What waits for the build has no conversation to be queued in yet.
+            text = f"{self.held}\n\n{text}".rstrip()
         meta = {"chips": self.composer.chips} if text and self.composer.chips else None
         try:
             self.app.store.save_draft(key, text, editing=self.editing, meta=meta)

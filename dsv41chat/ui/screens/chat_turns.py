@@ -255,11 +255,8 @@ class TurnActions:
         self.held = text
         self.composer.remember(text)
         self.composer.reset()
-        try:
-            # A draft until it is sent: it must survive whatever ends the program now.
-            self.app.store.save_draft(None, text)
-        except StoreError as error:
-            self.app.not_saved(error)
+        # A draft until it is sent: it must survive whatever ends the program now.
+        self.save_draft()
         self.show_queue([])
 
     def _enqueue(self, text: str) -> None:
