@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import shutil
 import statistics
@@ -29,7 +30,8 @@ from dsv41chat.engine.engram.table import EngramSettings
 
 ROW_BYTES = 264
 SIZES = (24, 144, 6144)
-COLD_CALLS = {24: 40, 144: 10, 6144: 2}
+REPEATS = {24: 1, 144: 1, 6144: 5}  # times per round, each with its own measure of the drive: one large batch is soon over
+COLD_CALLS = {24: 40, 144: 10, 6144: 1}
 WARM_CALLS = {24: 200, 144: 100, 6144: 5}
 SLOW_CALLS = {24: 6, 144: 2, 6144: 1}  # the arm that reads ahead needs seconds per call
 LIMIT_DEPTH_PAGES = 256
@@ -81,7 +83,7 @@ def memmap_arm(name: str, file: TableFile, random: bool) -> Arm:
     if random:
         for regions in maps:
             for region in regions:
-                region._mmap.madvise(1)  # MADV_RANDOM
+                region._mmap.madvise(mmap.MADV_RANDOM)
     raw = tuple(region._mmap for regions in maps for region in regions)
     return Arm(name, lambda slot, ids: (maps[slot][0][ids], maps[slot][1][ids]), reads_ahead=not random, maps=raw)
 
@@ -125,8 +127,8 @@ def fio_limit(file: TableFile) -> float | None:
         return None
     best = 0.0
     for depth in (32, 64):
-        command = ["fio", "--name=limit", f"--filename={file.path}", "--readonly", "--rw=randread", "--bs=4k", "--direct=1"]
-        command += ["--ioengine=libaio", f"--iodepth={depth}", "--time_based", "--runtime=2", "--randrepeat=0", "--output-format=json"]
+        command = ["fio", "--name=limit", f"--filename={file.path}", "--readonly", "--rw=randread", "--bs=4k", "--direct=1", "--thread"]
+        command += ["--ioengine=libaio", f"--iodepth={depth}", "--time_based", "--runtime=1", "--randrepeat=0", "--output-format=json"]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         best = max(best, json.loads(result.stdout)["jobs"][0]["read"]["iops"])
     return best
@@ -292,14 +294,17 @@ def run(folder: Path, rows: int, rounds: int, log=print) -> dict:
     cold = ColdIds(file, layer)
     arms = all_arms(file, folder)
     limits, loads = [], []
-    order = np.random.default_rng(0)
+    order, phases = np.random.default_rng(0), [(n, repeat) for n in SIZES for repeat in range(REPEATS[n])]
     for index in range(rounds):
-        for n in SIZES:
+        for n, repeat in phases:
             limits.append(fio_limit(file) or advise_limit(file, cold, layer))
             for arm in order.permutation(np.array(arms, object)):
-                run_cold(arm, file, cold, n, limits[-1], live_maps(arms))
+                if repeat == 0 or not arm.reads_ahead:
+                    run_cold(arm, file, cold, n, limits[-1], live_maps(arms))
         for n in SIZES:
             for arm in order.permutation(np.array(arms, object)):
+                for mapped in live_maps(arms):
+                    mapped.madvise(mmap.MADV_DONTNEED)  # the page tables of one arm do not weigh on the next
                 run_warm(arm, file, cold, n)
         loads.append(round(os.getloadavg()[0], 1))
         log(f"round {index + 1} of {rounds}: limit {limits[-1]:,.0f} pages/s")
@@ -330,6 +335,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, help="where the file is generated (default: the temporary folder); deleted afterwards")
     parser.add_argument("--gigabytes", type=float, default=4.4, help="size of the generated file")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--note", default="", help="a sentence for the receipt: how the machine was set up")
     parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="receipt file or folder")
 
 
@@ -345,6 +351,7 @@ def run_options(options: argparse.Namespace) -> int:
         except Unsupported as error:
             print(f"bench engram: {error}", file=sys.stderr)
             return 1
+    payload["setup"] = options.note
     payload["command"] = f"dsv41chat bench engram --gigabytes {options.gigabytes:g} --rounds {options.rounds}"
     path = write_receipt(options.output, "engram", payload)
     print(json.dumps(payload["bars"], indent=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -106,7 +107,7 @@ class ColdIds:
     def drop(self, *maps) -> None:
         """Push the whole file out of the page cache. maps: mmap objects through which it was read."""
         for mapped in (self.mapped.mmap, *maps):
-            mapped.madvise(4)  # MADV_DONTNEED: pages that are still mapped would be kept
+            mapped.madvise(mmap.MADV_DONTNEED)  # pages that are still mapped would be kept
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 

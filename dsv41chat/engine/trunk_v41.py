@@ -99,7 +99,7 @@ class TrunkV41:
 
     def prefetch(self, known: list[int], position: int, ids: Sequence[int]) -> None:
         """Start bringing in the table rows of `ids`, which a later forward will have at `position`, after known[:position]."""
-        if self.hasher is not None and len(ids):
+        if self.hasher is not None and len(ids) and self.tables.reads_ahead():
             self.tables.prefetch(self._addresses(known, position, np.asarray(ids, np.int64)))
 
     def _addresses(self, known: list[int], position: int, ids: np.ndarray) -> np.ndarray:

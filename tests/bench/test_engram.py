@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pr
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(engram, "SIZES", (24, 6144))
+    monkeypatch.setattr(engram, "REPEATS", {24: 1, 6144: 2})
     monkeypatch.setattr(engram, "COLD_CALLS", {24: 2, 6144: 1})
     monkeypatch.setattr(engram, "SLOW_CALLS", {24: 1, 6144: 1})
     monkeypatch.setattr(engram, "WARM_CALLS", {24: 2, 6144: 1})

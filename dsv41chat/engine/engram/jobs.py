@@ -193,10 +193,17 @@ class JobRunner:
             job.release(self.staging)
 
     # read-ahead
+    def reads_ahead(self, table: Table) -> bool:
+        """Is read-ahead of use? Not for a warm table: staging probes it often enough to notice when it cools down."""
+        forced = self.settings.path
+        if table.resident or forced in ("direct", "nocache"):
+            return False
+        return forced != "auto" or self.desks[table.index].governor.latch.state != "warm"
+
     def prefetch(self, table: Table, ids: np.ndarray) -> Job | None:
         """Start bringing in the pages of rows ids (int64 [n, columns], checked); None where that is of no use."""
         desk, forced = self.desks[table.index], self.settings.path
-        if table.resident or not ids.size or forced in ("direct", "nocache"):
+        if not ids.size:
             return None
         flat = ids.reshape(-1)
         small = len(flat) * len(table.disk_regions) <= SMALL_PAGES

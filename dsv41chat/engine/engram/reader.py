@@ -198,6 +198,10 @@ class EngramReader:
         job.release(self.staging, reuse=False)
         return packed
 
+    def reads_ahead(self) -> bool:
+        """Would prefetch() do anything now? Saves its caller the hashing."""
+        return self.settings.overlap and any(self.runner.reads_ahead(table) for table in self.tables)
+
     def prefetch(self, rows: Sequence[np.ndarray | None]) -> Ticket:
         """Make the pages of rows resident ahead of a later stage(); integer arrays [n, columns] in slot order, or None.
 
@@ -207,7 +211,7 @@ class EngramReader:
         jobs: list[Job | None] = []
         for table, ids in zip(self.tables, rows):
             job = None
-            if ids is not None and self.settings.overlap:
+            if ids is not None and self.settings.overlap and self.runner.reads_ahead(table):
                 job = self.runner.prefetch(table, table.checked(ids).reshape(np.shape(ids)))
             jobs.append(job)
         self._add_host_time(jobs, self.os.clock() - began)

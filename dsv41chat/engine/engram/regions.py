@@ -51,6 +51,7 @@ class TableFile:
         self.mapped: MappedFile | None = os.map(self.fd, self.size) if mapped and self.size else None
         self._uncached_fd: int | None = None
         self._rows_since_look = 0
+        self._resident_floor = os.mapped_resident_bytes()
         self._lock = threading.Lock()
 
     def uncached_fd(self) -> int:
@@ -83,8 +84,9 @@ class TableFile:
         self._rows_since_look += rows
         if self._rows_since_look >= ROWS_BETWEEN_LOOKS:
             self._rows_since_look = 0
-            if self.os.mapped_resident_bytes() > UNMAP_ABOVE_BYTES:
+            if self.os.mapped_resident_bytes() > self._resident_floor + UNMAP_ABOVE_BYTES:
                 self.os.unmap_touched(self.mapped)
+                self._resident_floor = self.os.mapped_resident_bytes()  # what is left belongs to other maps
 
     def close(self) -> None:
         """Close the descriptors; the map goes with the last view of it."""
