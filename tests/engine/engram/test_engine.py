@@ -166,7 +166,7 @@ def _fail_and_retry(engine, layer, access, at, reference):
     def turn():
         for event in session.generate(prompt(engine, LONG), GREEDY, max_tokens=TOKENS):
             if isinstance(event, Prefill) and event.done == event.total and at == "decode" and not layer.left:
-                layer.armed, layer.left = True, 20
+                layer.armed, layer.left = True, 4 if access == "mmap" else 20
             seen.append(event)
         return seen[-1]
 
