@@ -45,7 +45,7 @@ HOT = SamplingParams(temperature=1.5, seed=11)
 
 @dataclass
 class Arm:
-    """One decode of one prompt. seconds: rounds only, the prompt's own rows are not in it."""
+    """One decode of one prompt. seconds, cpu_seconds (of the process): rounds only, the prompt's own rows are not in them."""
 
     engine: Engine
     mode: str | int
@@ -55,6 +55,7 @@ class Arm:
     stops: frozenset[int] = frozenset()
     ids: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     rounds: int = 0
     by_depth: list[list[int]] = field(default_factory=list)
     ended: str | None = None
@@ -75,12 +76,13 @@ class Arm:
         return "stop" if token in self.stops else "length" if len(self.ids) >= self.limit else None
 
     def step(self) -> None:
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         pending = self.ids[-1] if self.ids else self.prompt[-1]
         select = lambda row, position: choose(row, position, self.counts, self.sampling)
         limit = self.limit - len(self.ids) - 1
         result = run_round(self.target, self.drafter, self.depth, pending, limit, self.sampling, select, self.emit, lambda: False)
         self.seconds += time.perf_counter() - began
+        self.cpu_seconds += time.process_time() - cpu_began
         self.rounds, self.ended = self.rounds + 1, result.ended
         for j in range(min(result.proposed, result.accepted + 1)):
             if len(self.by_depth) <= j:
@@ -102,7 +104,8 @@ def ids_hash(ids: Sequence[int]) -> str:
 
 
 def summary(arms: list[Arm], plain: list[Arm]) -> dict:
-    """Figures of one mode over several prompts. speed: plain decode's seconds over its own; per prompt, and of all together."""
+    """Figures of one mode over several prompts. speed: plain decode's seconds over its own, of all together and per prompt;
+    cpu_speed: the same of the process's CPU time, which other programs on the machine touch less."""
     depths = max((len(a.by_depth) for a in arms), default=0)
     at = lambda a, j: a.by_depth[j] if j < len(a.by_depth) else [0, 0]
     by_depth = [[sum(at(a, j)[0] for a in arms), sum(at(a, j)[1] for a in arms)] for j in range(depths)]
@@ -115,6 +118,7 @@ def summary(arms: list[Arm], plain: list[Arm]) -> dict:
         "acceptance_by_depth": [round(accepted / judged, 3) if judged else None for judged, accepted in by_depth],
         "tok_s": round(tokens / sum(a.seconds for a in arms), 2),
         "speed": round(sum(a.seconds for a in plain) / sum(a.seconds for a in arms), 3),
+        "cpu_speed": round(sum(a.cpu_seconds for a in plain) / sum(a.cpu_seconds for a in arms), 3),
         "speed_median_of_prompts": round(statistics.median(p.seconds / a.seconds for a, p in zip(arms, plain)), 3),
     }
 
@@ -142,36 +146,40 @@ def own_text(engine: Engine, modes: Sequence[str | int], repeats: int, sampling:
 
 def unprofitable_text(engine: Engine, tokens: int, seeds: Sequence[int], log) -> dict:
     """Random prompts, sampled hot, end ids ignored: the adaptive policy against plain decode, and depth 5 for comparison."""
-    vocab, speeds, modes, hashes, fixed = engine.pack.config.vocab_size, [], [], [], []
+    vocab, speeds, cpu, modes, hashes, fixed = engine.pack.config.vocab_size, [], [], [], [], []
     for seed in seeds:
         prompt = np.random.default_rng(seed).integers(3, vocab - 20, 32).tolist()
         arms = [Arm(engine, mode, prompt, SamplingParams(temperature=HOT.temperature, seed=seed), tokens) for mode in ("off", "auto")]
         race(arms)
         speeds.append(round(arms[0].seconds / arms[1].seconds, 4))
+        cpu.append(round(arms[0].cpu_seconds / arms[1].cpu_seconds, 4))
         modes.append(summary(arms[1:], arms[:1]))
         hashes.append(ids_hash(arms[0].ids))
         short = [Arm(engine, mode, prompt, SamplingParams(temperature=HOT.temperature, seed=seed), min(tokens, 100)) for mode in ("off", 5)]
         race(short)
         fixed.append(round(short[0].seconds / short[1].seconds, 3))
-        log(f"{tokens} tokens, seed {seed}: auto {speeds[-1]:.3f}x, depth 5 {fixed[-1]:.2f}x")
+        log(f"{tokens} tokens, seed {seed}: auto {speeds[-1]:.3f}x (CPU time {cpu[-1]:.3f}x), depth 5 {fixed[-1]:.2f}x")
     return {
         "tokens": tokens,
         "temperature": HOT.temperature,
         "auto_speed": speeds,
         "auto_speed_median": round(statistics.median(speeds), 4),
+        "auto_cpu_speed": cpu,
+        "auto_cpu_speed_median": round(statistics.median(cpu), 4),
         "auto": modes,
         "depth_5_speed": fixed,
         "ids_hash": hashes,
     }
 
 
-def run(engine: Engine, repeats: int, limit: int, long_tokens: int, short_tokens: int, log) -> dict:
+def run(engine: Engine, repeats: int, limit: int, long_tokens: int, short_tokens: int, seeds: int, log) -> dict:
+    """seeds: short unprofitable answers; a third as many long ones."""
     drafting = engine.drafting
     log("; ".join(drafting.summary()))
     greedy = own_text(engine, MODES, repeats, SamplingParams(), limit, log)
     sampled = own_text(engine, ("off", 5, "auto"), repeats, SamplingParams(temperature=0.8, seed=7), limit, log)
-    short = unprofitable_text(engine, short_tokens, (1, 2, 3, 4, 5), log) if short_tokens else None
-    long = unprofitable_text(engine, long_tokens, (1, 2, 3), log) if long_tokens else None
+    short = unprofitable_text(engine, short_tokens, range(1, seeds + 1), log) if short_tokens else None
+    long = unprofitable_text(engine, long_tokens, range(1, max(2, seeds // 3 + 1)), log) if long_tokens else None
     costs = drafting.costs
     return {
         "what": "drafted decode against plain decode",
@@ -187,14 +195,15 @@ def run(engine: Engine, repeats: int, limit: int, long_tokens: int, short_tokens
             "greedy, own answers, best of fixed and auto >= 1.5": max(v["speed"] for v in greedy["all"].values()),
             "greedy, own answers, auto": greedy["all"]["auto"]["speed"],
             "sampled, own answers, auto": sampled["all"]["auto"]["speed"],
-            f"unprofitable, {short_tokens} tokens, auto >= 0.97": short and short["auto_speed_median"],
-            f"unprofitable, {long_tokens} tokens, auto >= 0.98": long and long["auto_speed_median"],
+            f"unprofitable, {short_tokens} tokens, auto >= 0.97": short and [short["auto_speed_median"], short["auto_cpu_speed_median"]],
+            f"unprofitable, {long_tokens} tokens, auto >= 0.98": long and [long["auto_speed_median"], long["auto_cpu_speed_median"]],
         },
         "own_greedy": greedy,
         "own_sampled": sampled,
         "unprofitable_short": short,
         "unprofitable_long": long,
-        "note": "all arms of a prompt in turn, round by round, in one process; compare arms within this run only",
+        "note": "all arms of a prompt in turn, round by round, in one process; compare arms within this run only. Bars with two "
+        "figures: wall time, then the process's CPU time, which a busy machine disturbs less",
     }
 
 
@@ -204,6 +213,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=96, help="longest answer of the first part")
     parser.add_argument("--long", type=int, default=1500, help="tokens of the long unprofitable answers; 0: none")
     parser.add_argument("--short", type=int, default=256, help="tokens of the short unprofitable answers; 0: none")
+    parser.add_argument("--seeds", type=int, default=3, help="short unprofitable answers; a third as many long ones")
     parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="receipt file or folder")
 
 
@@ -213,8 +223,9 @@ def run_options(options: argparse.Namespace) -> int:
     if not engine.drafting.block or engine.tokenizer is None:
         print(f"bench draft: {engine.drafting.fault or 'this build has no drafter or no tokenizer'}", file=sys.stderr)
         return 2
-    payload = run(engine, options.repeats, options.tokens, options.long, options.short, lambda line: print(line, flush=True))
-    payload["command"] = f"dsv41chat bench draft --repeats {options.repeats} --tokens {options.tokens} --long {options.long} --short {options.short}"
+    o = options
+    payload = run(engine, o.repeats, o.tokens, o.long, o.short, o.seeds, lambda line: print(line, flush=True))
+    payload["command"] = f"dsv41chat bench draft --repeats {o.repeats} --tokens {o.tokens} --long {o.long} --short {o.short} --seeds {o.seeds}"
     path = write_receipt(options.output, "draft", payload)
     print(json.dumps(payload["bars"], indent=1))
     print(path.name)

@@ -51,6 +51,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class DraftRound:
+    """A round that verified proposals, or the first of several that do not (depth 0)."""
+
     depth: int
     proposed: int
     accepted: int

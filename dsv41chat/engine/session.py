@@ -229,7 +229,7 @@ class _Turn:
 
     def _decode(self, began: float) -> Iterator[Event]:
         session, answer = self.session, self.answer
-        pending, ended = self.prompt.ids[-1], None
+        pending, ended, depth = self.prompt.ids[-1], None, None
         select = lambda row, position: choose(row, position, answer.counts, self.sampling)
         while ended is None:
             if self.cancel():
@@ -246,8 +246,9 @@ class _Turn:
             pending, ended = result.emitted[-1], result.ended
             yield from answer.take()
             yield from self._residency_change()
-            if result.proposed:
-                yield DraftRound(result.proposed, result.proposed, result.accepted)
+            if result.proposed or result.proposed != depth:
+                depth = result.proposed
+                yield DraftRound(depth, result.proposed, result.accepted)
         session.engine.drafting.keep_costs()
         return ended
 

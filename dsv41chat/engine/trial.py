@@ -28,7 +28,8 @@ class Trial:
     pre: mx.array | None
 
     def arrays(self) -> list[mx.array]:
-        return [a for a in (self.logits, self.taps, self.streams, self.pre) if a is not None]
+        """What is computed with the forward. Taps are left to the drafter that reads them: while it is parked nobody does."""
+        return [a for a in (self.logits, self.streams, self.pre) if a is not None]
 
 
 class Trunk(Protocol):

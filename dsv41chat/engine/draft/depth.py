@@ -17,6 +17,7 @@ from dsv41chat.engine.draft.base import Proposal
 
 STEP_DRAFT, STEP_SHADOW, STEP_RATE = 0.10, 0.20, 0.12
 STEP_COST, STEP_FIRST_COSTS, FIRST_COSTS = 0.15, 0.4, 3
+SHARED_DRIFT = 0.5
 BUDGET, GRANT, CREDIT = 0.015, 1.0, 4.0
 ON, OFF = 1.06, 0.99
 STALE_ROUNDS = 128
@@ -84,7 +85,10 @@ class DraftCosts:
             self.rows = [c * unit if not s or j == 0 else c for j, (c, s) in enumerate(zip(self.rows, self.samples))]
             self.draft *= unit if not self.draft_samples else 1.0
         else:
-            self.rows[i] = self._moved(self.rows[i], seconds, self.samples[i])
+            moved = self._moved(self.rows[i], seconds, self.samples[i])
+            # What changes a known cost (a longer context, a busy machine) changes the others too, which may not be seen for long.
+            shared = 1 + SHARED_DRIFT * (moved / self.rows[i] - 1) if self.samples[i] >= FIRST_COSTS else 1.0
+            self.rows = [moved if j == i else c * shared for j, c in enumerate(self.rows)]
         self.samples[i] += 1
 
     def observe_draft(self, seconds: float) -> None:

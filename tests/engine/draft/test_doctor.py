@@ -38,4 +38,4 @@ def test_bench_writes_a_receipt(tmp_path, monkeypatch):
     receipt = json.loads((tmp_path / "r.json").read_text())
     assert set(receipt["own_greedy"]["all"]) == {"off", "2", "auto"} and receipt["unprofitable_long"]["tokens"] == 8
     assert receipt["own_greedy"]["all"]["2"]["by_depth"] and receipt["own_greedy"]["all"]["off"]["speed"] == 1
-    assert str(tmp_path) not in (tmp_path / "r.json").read_text() and receipt["command"].endswith("--short 0")
+    assert str(tmp_path) not in (tmp_path / "r.json").read_text() and receipt["command"].endswith("--short 0 --seeds 3")
