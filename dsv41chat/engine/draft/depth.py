@@ -18,6 +18,8 @@ from dsv41chat.engine.draft.base import Proposal
 STEP_DRAFT, STEP_SHADOW, STEP_RATE = 0.10, 0.20, 0.12
 STEP_COST, STEP_FIRST_COSTS, FIRST_COSTS = 0.15, 0.4, 3
 SHARED_DRIFT = 0.5
+# A time this many times the expected one is a pause of the machine rather than news about it.
+SPIKE = 2.0
 BUDGET, GRANT, CREDIT = 0.015, 1.0, 4.0
 ON, OFF = 1.06, 0.99
 STALE_ROUNDS = 128
@@ -98,7 +100,7 @@ class DraftCosts:
     @staticmethod
     def _moved(old: float, new: float, samples: int) -> float:
         step = STEP_FIRST_COSTS if samples < FIRST_COSTS else STEP_COST
-        if new > 2 * old:
+        if new > SPIKE * old:
             # A spike (another program, a kernel compiled on first use) says little about the next round.
             step, new = step / 4, min(new, 4 * old)
         return old + step * (new - old)
@@ -228,10 +230,14 @@ class DepthPolicy:
         self.since_plain = self.since_plain + 1 if kept else 0
         if timed:
             self.costs.observe(kept + 1, times.verify_s)
-            self.total += times.total_s
-            one = self.costs.rows[0]
-            self.loss = max(self.loss + times.total_s - len(emitted) * one, -CREDIT * one)
-            speed = len(emitted) / times.total_s
+            one, modelled = self.costs.rows[0], self.costs.rows[kept] + self.costs.draft
+            # A pause that is not the round's own doing is not charged to drafting.
+            seconds = min(times.total_s, SPIKE * modelled)
+            self.total += seconds
+            self.loss = max(self.loss + seconds - len(emitted) * one, -CREDIT * one)
+            # By the cost table, not by this round's clock: chances and costs of one depth are weighed against those of others, and a
+            # round that was fast by luck would make every depth look too dear.
+            speed = len(emitted) / modelled
             self.rate = speed if self.rate is None else self.rate + STEP_RATE * (speed - self.rate)
         if self.gain() < OFF:
             self.parked = True

@@ -45,8 +45,8 @@ class Drafting:
         self.kind, self.block = ("none", 0) if model is None else (new_drafter(model).kind, model.block)
         self._rows_key, self._costs_key = f"rows.{machine}", f"draft.costs.{build}.{machine}"
         self._verdicts: list[rowcheck.Verdict] | None = None
-        if fault:
-            _log.warning("%s", fault)
+        if model is None:
+            _log.log(logging.WARNING if fault else logging.INFO, "%s", fault or "no drafter in this build: answers are decoded plainly")
         c = trunk.config
         kept = DraftCosts.from_json(facts.get(self._costs_key, ""), self.block)
         self.costs = kept or DraftCosts(*prior_costs(self.block, c.n_routed_experts, c.num_experts_per_tok))

@@ -52,6 +52,11 @@ def test_costs_misstated_by_a_third_are_found_out():
             assert mean(machine, [(kind, 1500)], 2, misstated=1.3) >= want - 0.16
 
 
+@pytest.mark.parametrize(("machine", "kind"), [("launch-bound", "agent"), ("launch-bound", "code"), ("mtp-like", "agent"), ("fixed", "agent")])
+def test_a_busy_machines_clock_does_not_talk_drafting_down(machine: str, kind: str):
+    assert mean(machine, [(kind, 600)], busy=True) >= 0.85 * mean(machine, [(kind, 600)])
+
+
 def test_confidences_that_lie_cost_no_more_than_the_budget():
     """A head that is sure of everything: the calibration brings it to the observed rates."""
     policy = DepthPolicy(BLOCK, DraftCosts([0.1 + 0.01 * m for m in range(BLOCK + 1)], 0.01, [3] * (BLOCK + 1)))

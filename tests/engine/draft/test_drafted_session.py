@@ -122,6 +122,19 @@ def test_options_and_figures(engine, p, plain):
     assert len({seen[k] for k in (0, 1, 2, 3, 4, 5)}) == 6 and seen[5] == seen[64]
 
 
+@pytest.mark.parametrize("setting", ["greedy", "warm"])
+def test_the_embedded_drafter_at_every_depth(engine, setting):
+    """Contracts C1 and C2 on the embedded pack and its own drafter; stops are ignored."""
+    ids, sampling = prompt(engine, "What is a guitar?").ids, drafting.settings(setting, 7)
+    plain = drafting.decode(engine.trunk, ids, sampling, 40, states=True)
+    for depth in (1, 2, 3, 4, 5):
+        run = drafting.decode(engine.trunk, ids, sampling, 40, engine.drafting.new_drafter(), drafting.FixedDepth(depth), states=True)
+        assert run.text == plain.text and run.states == {n: plain.states[n] for n in run.states}
+        assert run.deepest == depth and run.accepts and run.rejects
+    run = drafting.decode(engine.trunk, ids, sampling, 40, engine.drafting.new_drafter(), engine.drafting.new_policy())
+    assert run.text == plain.text
+
+
 def test_plain_turns_do_no_work_for_a_drafter(engine, p, monkeypatch):
     session = engine.new_session()
     monkeypatch.setattr(GuardedDrafter, "propose", lambda *a: pytest.fail("proposed"))
