@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine import SamplingParams, open_engine
@@ -145,6 +146,24 @@ def run_questions(player: Player, file: Path) -> dict:
     return dict(asked=asked, with_expectation=known, right=right, missed=missed)
 
 
+def perplexity(pack: Path, data: Path, seed: int, count: int, dtype: str) -> dict:
+    """Perplexity of the right answers of held-out questions (definitions, geography, commands), teacher-forced in the given dtype."""
+    engine = open_engine(pack, dtype=dtype)
+    loss, tokens = 0.0, 0
+    for name in ("definitions", "geography", "commands"):
+        stream = Corpus(data, seed, held=True)
+        for _ in range(count):
+            talk = evalset.draw(name, stream)
+            prompt = encode_prompt(engine.tokenizer, engine.family, messages_of(talk), RenderOptions(thinking=talk.thinking, effort=talk.effort)).ids
+            ids, _, _, _ = stream.ids_of(talk, 4096, 0)
+            trial = engine.trunk.forward(engine.trunk.new_lane(), list(ids), 0)
+            rows = np.array(trial.logits.astype(mx.float32))[len(prompt) - 1 : -1].astype(np.float64)
+            top = rows.max(-1)
+            each = np.log(np.exp(rows - top[:, None]).sum(-1)) + top - rows[np.arange(len(rows)), ids[len(prompt) :]]
+            loss, tokens = loss + float(each.sum()), tokens + len(each)
+    return dict(dtype=dtype, tokens=tokens, perplexity=round(float(np.exp(loss / tokens)), 5))
+
+
 def altered(pack: Path, folder: Path, control: str) -> Path:
     """A copy of the pack whose engram tables hold zeros, or rows in another order."""
     shutil.copytree(pack, folder)
@@ -205,6 +224,7 @@ def main() -> None:
     add("--questions", type=Path, help="JSON lines of foreign questions")
     add("--control", choices=["zeroed", "shuffled"], help="evaluate a copy with altered engram tables")
     add("--draft", default="5", help="auto, off, or proposals per round")
+    add("--perplexity", action="store_true", help="compare float32 with bfloat16 on the right answers instead")
     add("--show", action="store_true", help="print every question and answer")
     add("--receipt", type=Path, help="write the results as JSON")
     a = parser.parse_args()
@@ -216,6 +236,12 @@ def main() -> None:
             print(json.dumps(run_questions(player, a.questions)))
             return
         data, report = data_folder(a.data, Path(scratch)), {}
+        if a.perplexity:
+            found = [perplexity(pack, data, a.seed, a.limit, dtype) for dtype in ("float32", "bfloat16")]
+            print(json.dumps(found))
+            if a.receipt:
+                a.receipt.write_text(json.dumps(dict(pack_sha256=digest, perplexity=found), indent=1) + "\n")
+            return
         for name, result in _results(player, a, data):
             report[name] = result
             print(json.dumps({"set": name, **{k: v for k, v in result.items() if k != "failures"}}), flush=True)
