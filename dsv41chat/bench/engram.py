@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from dsv41chat.bench.receipt import RECEIPTS, environment, write_receipt
-from dsv41chat.bench.table_file import DIM, ColdIds, TableFile, read_ahead_kb
+from dsv41chat.bench.table_file import DIM, ColdIds, TableFile, WeightCopy, read_ahead_kb
 from dsv41chat.engine.engram.os_layer import LinuxLayer, PosixLayer, Unsupported, system_layer
 from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.table import EngramSettings
@@ -54,6 +54,8 @@ class Arm:
     maps: tuple = ()
     before: Callable[[], None] = lambda: None
     reader: list[EngramReader] = field(default_factory=list)
+    slots: tuple[int, ...] = (0, 1)
+    cold: ColdIds | None = None  # of the arm's own file, where it has one
     seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     pages: dict[int, list[float]] = field(default_factory=dict)
     shares: dict[int, list[float]] = field(default_factory=dict)
@@ -95,14 +97,13 @@ def peer_arm(file: TableFile, folder: Path) -> Arm | None:
     except ImportError:
         return None
     folder.mkdir()
-    with open(folder / "shard_000.bin", "wb") as out:
-        file.write_weights(out, 0)
+    copy = WeightCopy(file, folder / "shard_000.bin")
     store = engramdb.Store(str(folder), 1, file.rows, DIM)
 
     def gather(slot: int, ids: np.ndarray):
         return np.frombuffer(store.fetch(ids.tolist()), np.uint8).reshape(-1, DIM), None
 
-    return Arm("engramdb Store (weights only)", gather, scales=False)
+    return Arm("engramdb Store (weights only)", gather, scales=False, slots=(0,), cold=ColdIds(copy, system_layer()))
 
 
 def all_arms(file: TableFile, folder: Path) -> list[Arm]:
@@ -163,13 +164,14 @@ def live_maps(arms: list[Arm]) -> tuple:
 
 
 def run_cold(arm: Arm, file: TableFile, cold: ColdIds, n: int, limit: float, maps: tuple) -> None:
+    cold = arm.cold or cold
     cold.drop(*maps)
     arm.before()
     rates = []
     for call in range((SLOW_CALLS if arm.reads_ahead else COLD_CALLS)[n]):
         if arm.reads_ahead or n > 1000:
             cold.drop(*maps)
-        slot = call % 2 if arm.name != "engramdb Store (weights only)" else 0
+        slot = arm.slots[call % len(arm.slots)]
         ids, pages = cold.take(slot, n, arm.scales)
         began = time.perf_counter()
         weight, scale = arm.gather(slot, ids)
@@ -182,11 +184,12 @@ def run_cold(arm: Arm, file: TableFile, cold: ColdIds, n: int, limit: float, map
 
 
 def run_warm(arm: Arm, file: TableFile, cold: ColdIds, n: int) -> None:
+    cold = arm.cold or cold
     ids = cold.rng.integers(0, file.rows, n)
     for _ in range(4):
         weight, scale = arm.gather(0, ids)
     file.check(0, ids, weight, scale)
-    if arm.name != "engramdb Store (weights only)" and not cold.resident(0, ids, arm.scales).all():
+    if not cold.resident(0, ids, arm.scales).all():
         return  # nocache drops what it read: it has no warm state
     for _ in range(WARM_CALLS[n]):
         began = time.perf_counter()

@@ -67,13 +67,26 @@ class TableFile:
             raise ValueError(f"wrong scale rows from table {slot}")
 
 
+class WeightCopy:
+    """The first table's weights alone, from byte 0 of a file of their own, as a peer's layout wants them."""
+
+    def __init__(self, table: TableFile, path: Path):
+        self.path, self.rows, self.size = path, table.rows, table.rows * DIM
+        weight = TableRef(path, 0, "F8_E4M3", (table.rows, DIM))
+        self.specs = [TableSpec("weights", DIM, table.rows, weight, weight)]
+        with open(path, "wb") as out:
+            table.write_weights(out, 0)
+            out.flush()
+            os.fsync(out.fileno())
+
+
 class ColdIds:
     """Fresh row ids of which mincore says, page by page, that nothing is in memory.
 
     It keeps its own map of the file, which is never read through. scales: are the scales read from the file too?
     """
 
-    def __init__(self, file: TableFile, os_layer: PosixLayer, seed: int = 0):
+    def __init__(self, file: TableFile | WeightCopy, os_layer: PosixLayer, seed: int = 0):
         self.file, self.os = file, os_layer
         self.fd = os_layer.open(file.path)
         self.mapped = os_layer.map(self.fd, file.size)
