@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -11,34 +13,66 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
     p.add_argument("--no-measure", action="store_true", help="do not time the read paths (some seconds, and their winners are stored)")
     p.set_defaults(run=_engram)
-
-
     p = commands.add_parser("drafting", help="what drafts, which operations run row by row", epilog="example: dsv41chat doctor drafting --model nano")
     p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
     p.add_argument("--no-measure", action="store_true", help="do not time windows and drafter (a second or two, and the costs are stored)")
     p.set_defaults(run=_drafting)
+    p = commands.add_parser("states", help="how exactly a resumed chat goes on here", epilog="example: dsv41chat doctor states --model nano")
+    p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
+    p.set_defaults(run=_states)
 
 
 def _drafting(context: Any) -> int:
+    from dsv41chat.engine.draft.doctor import examine
+
+    measure = not context.args.no_measure
+    with _opened(context, measure) as (name, engine):
+        lines = examine(engine.drafting, measure)
+    return _show(context, name, lines)
+
+
+def _states(context: Any) -> int:
+    """The self-test of the rows, whose verdict is stored, and what is kept."""
+    from dsv41chat.engine.engram.doctor import Line
+    from dsv41chat.ui.states import listing
+
+    with _opened(context, True) as (name, engine):
+        from dsv41chat.engine.invariance import WIDTHS, measure_rows
+
+        widths = f"{len(WIDTHS)} widths from {WIDTHS[0]} to {WIDTHS[-1]} against one call"
+        if measure_rows(engine):
+            lines = [Line("ok", "rows", f"do not depend on the rows beside them ({widths}): a resumed chat equals a fresh one bit for bit")]
+        else:
+            text = f"depend on the rows beside them ({widths}): a resumed chat goes on as if it had not stopped, a fresh one may differ at near-ties"
+            lines = [Line("warn", "rows", text, "cache.strict = true resumes only where both are equal, and reads more again")]
+    c = context.settings.cache
+    if not c.enabled or c.budget == 0:
+        lines.append(Line("ok", "states", "are not kept (cache.enabled or cache.budget)"))
+    else:
+        lines.append(Line("ok", "states", f"of {len(listing(context.settings)):,} conversations are kept in {context.settings.paths.states}"))
+    return _show(context, name, lines)
+
+
+@contextmanager
+def _opened(context: Any, write: bool) -> Iterator[tuple[str, Any]]:
+    """(name, engine) of the build that the options name. write: verdicts are stored."""
     from dsv41chat.engine.backend import require_backend
     from dsv41chat.ui.host import table_settings
 
     require_backend()
-    from dsv41chat.engine.draft.doctor import examine
     from dsv41chat.engine.engine import open_engine
 
-    measure, e = not context.args.no_measure, context.settings.engine
-    host = context.host(write=measure)
+    e = context.settings.engine
+    host = context.host(write=write)
     build = host.resolve(context.args.model)
     engine = open_engine(
         build.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim, exact=e.exact,
         facts=context.store().facts, engram=table_settings(context.settings),
     )  # fmt: skip
     try:
-        lines = examine(engine.drafting, measure)
+        yield build.name, engine
     finally:
         engine.close()
-    return _show(context, build.name, lines)
 
 
 def _show(context: Any, name: str, lines: list) -> int:

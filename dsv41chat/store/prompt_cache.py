@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 FOLDER = "prompt_cache"
 DATABASE = "index.db"
 MIN_AUTO_BYTES, MAX_AUTO_BYTES = 2 * 2**30, 64 * 2**30
-MIN_FREE_BYTES = 10 * 2**30
+MIN_FREE_BYTES, MIN_FREE_SHARE = 10 * 2**30, 0.05  # of a disk; the smaller one counts
 # A small log file: the folder's size is promised, the log belongs to it.
 _PRAGMAS = {"synchronous": "NORMAL", "wal_autocheckpoint": "32", "journal_size_limit": "0"}
 
@@ -91,7 +91,8 @@ class NoRoom(Exception):
 class PromptCache:
     """Threads: any method from any thread. Raises StoreError where the index cannot be used.
 
-    budget_bytes: for everything in the folder. hook: called with the name of each step of a write; for tests that stop there.
+    budget_bytes: for everything in the folder. min_free_bytes: of the disk, below which nothing is written.
+    hook: called with the name of each step of a write; for tests that stop there.
     """
 
     def __init__(
@@ -101,12 +102,15 @@ class PromptCache:
         budget_bytes: int | None,
         *,
         clock: Callable[[], float] = time.time,
-        min_free_bytes: int = MIN_FREE_BYTES,
+        min_free_bytes: int | None = None,
         hook: Callable[[str], None] = lambda step: None,
     ):
         """Use `PromptCache.open`."""
         self.folder, self.db, self.clock = folder, db, clock
-        self.min_free_bytes, self.hook = min_free_bytes, hook
+        self.hook = hook
+        if min_free_bytes is None:
+            min_free_bytes = min(MIN_FREE_BYTES, int(MIN_FREE_SHARE * shutil.disk_usage(folder).total))
+        self.min_free_bytes = min_free_bytes
         self.counters: Counter[str] = Counter()
         self.notices: list[str] = []
         self._lock = threading.Lock()  # counters, notices and the sets of marks in use
@@ -549,12 +553,12 @@ def private(folder: Path) -> None:
 
 
 def move_aside(folder: Path) -> None:
-    """Put everything that is in the folder into a sub-folder whose name begins with `trash-`; the sweep deletes it."""
+    """Put what the cache has in the folder, and nothing else, into a sub-folder that the sweep deletes."""
     aside = folder / f"trash-{int(time.time())}-{secrets.token_hex(3)}"
     files.private_folder(aside)
-    for entry in list(folder.iterdir()):
-        if not entry.name.startswith("trash-"):
-            os.replace(entry, aside / entry.name)
+    for name in (DATABASE, DATABASE + "-wal", DATABASE + "-shm", "seg", "tail", "tmp"):
+        if (folder / name).exists():
+            os.replace(folder / name, aside / name)
 
 
 def _reason(error: BaseException) -> str:

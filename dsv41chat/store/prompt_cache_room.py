@@ -246,7 +246,7 @@ def sweep(cache: PromptCache, orphan_s: float = ORPHAN_S) -> int:
             return 0
         gone = _sweep_temporary(cache) + _sweep_files(cache, orphan_s) + _sweep_rows(cache)
         cache.empty_trash()
-        for entry in list(cache.folder.glob("trash-*")):
+        for entry in list(cache.folder.glob("trash-[0-9]*-" + "[0-9a-f]" * 6)):
             shutil.rmtree(entry, ignore_errors=True)
             gone += 1
         if gone:

@@ -409,7 +409,10 @@ class EngineHost:
         def job() -> None:
             session = self._sessions.get(key)
             if session is not None:
-                self.states.finish(session, turn, prefix)
+                try:
+                    self.states.finish(session, turn, prefix)
+                except Exception:  # noqa: BLE001 - the answer is stored; only its state is not
+                    log.exception("the state after a turn is not kept")
 
         if self.states.ready:
             self.thread.submit(job)
@@ -433,9 +436,9 @@ class EngineHost:
         try:
             self.states.seal(stop)
             self.states.measure(stop)
-        except EngineError as error:
+        except Exception as error:  # noqa: BLE001 - nobody waits for it, and the conversation is complete without it
             self.states.forget_seals()
-            log.warning("idle work failed: %s", error)
+            log.warning("idle work failed: %s", error, exc_info=not isinstance(error, EngineError))
 
     def disturb(self) -> None:
         """Somebody wants the engine: what runs in idle time gives way at its next chunk."""

@@ -184,14 +184,18 @@ class States:
         damaged = None
         live = session.reach(ids)
         source = "memory" if live else "none"
-        found = None if scratch else self._find(ids, live)
+        found, tried = None if scratch else self._find(ids, live), set()
         while found is not None:
             reason = self._restore(session, found, ids)
             if reason is None:
                 source = "disk"
                 break
             damaged = damaged or reason
+            tried.add(found.mark_id)
             found = self._find(ids, live)
+            if found is not None and found.mark_id in tried:
+                # It could not even be removed: a folder that cannot be written now.
+                found = None
         tokens = session.reuse(ids)
         self._cut_chain(session, tokens)
         if found is not None:
@@ -213,8 +217,14 @@ class States:
         session.clear()
         self._chains.pop(session, None)
         if found is not None:
-            self.cache.remove(found, "prefill failed")
+            self._remove(found, "prefill failed")
         return found is not None
+
+    def _remove(self, found: Found, reason: str) -> None:
+        try:
+            self.cache.remove(found, reason)
+        except StoreError as error:
+            log.warning("a stored state could not be removed: %s", error)
 
     @property
     def _only_grid(self) -> bool:
@@ -244,7 +254,7 @@ class States:
         except EngineError as error:
             log.warning("a stored state does not fit this build: %s", error)
             reason = "different model build"
-            self.cache.remove(found, reason)
+            self._remove(found, reason)
         except StoreError as error:
             reason = "unreadable"
             log.warning("the prompt cache could not be read: %s", error)

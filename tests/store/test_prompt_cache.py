@@ -464,3 +464,17 @@ def _unchecked(whole, fd, header, crc, into):
         whole(fd, header, crc, into)
     except CacheCorrupt:
         return
+
+
+def test_what_others_keep_in_the_folder_is_let_be(folder):
+    """cache.dir may name a folder of the user's own: moving a broken index aside and sweeping touch nothing else in it."""
+    open_cache(folder).close()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "trash-of-mine").mkdir()
+    (folder / "index.db").write_bytes(b"broken" * 1000)
+    cache = open_cache(folder)
+    room.sweep(cache)
+    room.evict(cache, 0, everything=True)
+    assert (folder / "notes.txt").read_text() == "mine" and (folder / "trash-of-mine").is_dir()
+    assert not [path for path in folder.glob("trash-*") if path.name != "trash-of-mine"]
+    cache.close()

@@ -372,3 +372,33 @@ def test_drafted_turns_resume_with_their_drafter(tmp_path):
             resumed.append(chat.say(text, drafted))
     assert [said.hash for said in resumed] == [said.hash for said in whole]
     assert resumed[1].resumed.source == "disk" and resumed[1].end.draft == whole[1].end.draft
+
+
+def test_the_commands(tmp_path, capfd):
+    """`cache stats|list|prune`, `conversations list` and `doctor states` say what there is; texts survive a prune."""
+    import json
+
+    from dsv41chat.cli import main
+
+    with Chat(tmp_path / "kept") as chat:
+        chat.say(LONG)
+        name = chat.id
+
+    def command(*words: str):
+        assert main([*words, "--json", "--data-dir", str(tmp_path / "kept")]).code == 0
+        return json.loads(capfd.readouterr().out)
+
+    stats = command("cache", "stats")
+    assert stats["entries"] == 2 and stats["builds"][0]["entries"] == 2 and 0 < stats["bytes"] <= stats["budget"]
+    assert stats["counters"]["read from the start"] == 1 and stats["by_kind"] == {"E": 1, "P": 1}
+    (row,) = command("cache", "list")
+    assert row["conversation"] == name and row["entries"] == 2 and row["tokens"] > 60
+    assert command("conversations", "list")[0]["cached"] == row["bytes"]
+    assert [line["verdict"] for line in command("doctor", "states", "--model", "nano")] == ["ok", "ok"]
+    assert command("cache", "prune", "--older-than", "1d")["entries"] == 0
+    assert command("cache", "prune", "--all", "--dry-run")["entries"] == 2
+    assert command("cache", "prune", "--all")["entries"] == 2
+    assert command("cache", "stats")["entries"] == 0 and command("conversations", "list")[0]["cached"] == 0
+    with Chat(tmp_path / "kept") as chat:
+        again = chat.say(SHORT)
+        assert again.cached == 0 and "cold: state pruned" in again.told[0]
