@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dsv41chat.ui.output import UsageError
+
 RECIPES = (
     "native", "affine-8", "affine-6", "affine-4", "mixed-4_8", "mixed-4_8-engram6", "mixed-4_8-engram4", "mixed-2.4", "2bit-dq",
+    "drafter-bank",
 )  # fmt: skip
 _LINE_S = 2.0
 
@@ -23,6 +26,7 @@ def add_command(commands: Any) -> None:
     p.add_argument("--recipe", required=True, choices=RECIPES, metavar="R", help=", ".join(RECIPES))
     p.add_argument("--engram", choices=("native", "8", "6", "4"), help="table rows: as they are, or affine with so many bits")
     p.add_argument("--drafter", choices=("keep", "exact", "q8", "drop"), default="keep", help="as the recipe says, lossless, affine 8, or none")
+    p.add_argument("--from", dest="release", metavar="DIR", help="with --recipe drafter-bank: the release whose drafter SRC gets")
     p.add_argument("--resume", action="store_true", help="go on with a conversion that was stopped")
     p.add_argument("--yes", action="store_true", help="do not ask")
     p.set_defaults(run=_convert)
@@ -34,6 +38,10 @@ def _convert(context: Any) -> int:
 
     args = context.args
     target = Path(args.target).expanduser()
+    if (args.recipe == "drafter-bank") != (args.release is not None):
+        raise UsageError("--recipe drafter-bank and --from belong together.", hint="--recipe drafter-bank --from RELEASE")
+    if args.release is not None:
+        return _bank(context, target)
     source = context.host().find(args.source).folder
     plan = plan_conversion(source, target, args.recipe, table=args.engram, drafter=args.drafter)
     parent = next(p for p in (target, *target.resolve().parents) if p.exists())
@@ -50,6 +58,25 @@ def _convert(context: Any) -> int:
     convert_pack(plan, resume=args.resume, progress=progress_line(context, "converting"))
     if args.json:
         context.json({"ok": True, "folder": str(target), "bytes": plan.bytes_out, "bits_per_weight": round(plan.bits_per_weight, 4)} | plan.mark)
+    else:
+        context.stderr.notice(f"{target}: written and checked. dsv41chat models verify {target}")
+    return 0
+
+
+def _bank(context: Any, target: Path) -> int:
+    from dsv41chat.engine import plan_bank, write_bank
+
+    args, host = context.args, context.host()
+    drafter = "exact" if args.drafter == "keep" else args.drafter
+    if drafter == "drop" or args.engram:
+        raise UsageError("A drafter bank is exact or q8 and has no tables.", hint="--drafter exact or --drafter q8")
+    bank = plan_bank(host.find(args.source).folder, host.find(args.release).folder, target, drafter=drafter)
+    context.stderr.notice(f"{args.source} with the drafter of {args.release} ({drafter}): {bank.bytes_out / 1e9:,.2f} GB beside hard links")
+    if not args.yes and not context.confirm("Write it?"):
+        return 1
+    write_bank(bank, progress=progress_line(context, "writing"))
+    if args.json:
+        context.json({"ok": True, "folder": str(target), "bytes": bank.bytes_out, "drafter": drafter})
     else:
         context.stderr.notice(f"{target}: written and checked. dsv41chat models verify {target}")
     return 0

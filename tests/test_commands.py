@@ -201,6 +201,7 @@ def test_which_build_answers(program, tmp_path, monkeypatch):
         (["info", "nothing"], 4), (["add", "/nonexistent"], 4), (["remove", "nothing"], 4), (["remove", "nano"], 2), (["verify", "nothing"], 4),
         (["verify", "nano", "--goldens", "/nonexistent"], 2), (["verify", "nano", "--atol", "0"], 2), (["verify", "nano", "--chunks", "0"], 2),
         (["verify"], 2), (["convert", "nano"], 2), (["convert", "nano", "/tmp/x", "--recipe", "q9"], 2),
+        (["convert", "nano", "/tmp/x", "--recipe", "drafter-bank"], 2), (["convert", "nano", "/tmp/x", "--recipe", "native", "--from", "nano"], 2),
     ],
 )  # fmt: skip
 def test_model_errors(program, argv, code):

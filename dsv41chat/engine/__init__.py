@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 if TYPE_CHECKING:
+    from dsv41chat.engine.convert.bank import plan_bank, write_bank
     from dsv41chat.engine.convert.convert import Conversion, convert_pack, plan_conversion
     from dsv41chat.engine.engine import Engine, PackInfo, open_engine, probe_pack
     from dsv41chat.engine.goldens import Check, Report, verify_goldens
@@ -24,6 +25,8 @@ _HOMES = {
     "Conversion": "convert.convert",
     "convert_pack": "convert.convert",
     "plan_conversion": "convert.convert",
+    "plan_bank": "convert.bank",
+    "write_bank": "convert.bank",
     "Engine": "engine",
     "PackInfo": "engine",
     "open_engine": "engine",
@@ -38,8 +41,8 @@ _HOMES = {
     "verify_plain": "verify",
 }
 __all__ = [
-    "Check", "Conversion", "Engine", "Found", "PackInfo", "Report", "SamplingParams", "Session", "convert_pack", "open_engine", "plan_conversion",
-    "probe_pack", "verify_full", "verify_goldens", "verify_plain",
+    "Check", "Conversion", "Engine", "Found", "PackInfo", "Report", "SamplingParams", "Session", "convert_pack", "open_engine", "plan_bank",
+    "plan_conversion", "probe_pack", "verify_full", "verify_goldens", "verify_plain", "write_bank",
 ]  # fmt: skip
 
 

@@ -86,13 +86,13 @@ def convert_pack(
     done = 0
     for group in conversion.groups:
         size = sum(t.nbytes for t in group.tensors)
-        if not _finished(target, group, mark):
-            _write_group(conversion, group, lambda n, done=done, group=group: progress(group.tag, done + n, total), cancel)
+        if not is_finished(target, group, mark):
+            write_group(conversion, group, lambda n, done=done, group=group: progress(group.tag, done + n, total), cancel)
         done += size
         progress(group.tag, done, total)
     _write_rest(conversion)
     (target / UNFINISHED_NAME).unlink()
-    _sync(target)
+    sync_folder(target)
 
 
 def _prepare(conversion: Conversion, resume: bool) -> None:
@@ -105,15 +105,16 @@ def _prepare(conversion: Conversion, resume: bool) -> None:
         if json.loads(path.read_text(encoding="utf-8")) != conversion.mark:
             raise PackUnsupported(f"{target} was begun from another source, recipe or version", "convert into another folder")
     target.mkdir(parents=True, exist_ok=True)
-    missing = sum(t.nbytes for g in conversion.groups if not _finished(target, g, conversion.mark) for t in g.tensors)
+    missing = sum(t.nbytes for g in conversion.groups if not is_finished(target, g, conversion.mark) for t in g.tensors)
     free = shutil.disk_usage(target).free
     if missing > free:
         words = f"{missing / 1e9:.1f} GB are still to be written, {target} has {free / 1e9:.1f} GB free"
         raise DoesNotFit(words, hint="free disk space, then --resume")
-    _write_json(path, conversion.mark)
+    write_json(path, conversion.mark)
 
 
-def _finished(target: Path, group: Group, mark: dict) -> bool:
+def is_finished(target: Path, group: Group, mark: dict) -> bool:
+    """Whether `target` holds this group's shard with a manifest of the same conversion."""
     manifest, shard = target / group.manifest, target / group.file
     if not manifest.is_file() or not shard.is_file():
         return False
@@ -121,7 +122,8 @@ def _finished(target: Path, group: Group, mark: dict) -> bool:
     return found["conversion"] == mark and found["bytes"] == shard.stat().st_size
 
 
-def _write_group(conversion: Conversion, group: Group, progress: Callable[[int], None], cancel: Callable[[], bool]) -> None:
+def write_group(conversion: Conversion, group: Group, progress: Callable[[int], None], cancel: Callable[[], bool]) -> None:
+    """Write one shard under a passing name, check it against the source, then its manifest. Raises Cancelled or PackDamaged."""
     header, shard = group.header(), conversion.target / group.file
     starts, at = {}, len(header)
     for t in group.tensors:
@@ -150,7 +152,7 @@ def _write_group(conversion: Conversion, group: Group, progress: Callable[[int],
         "conversion": conversion.mark, "files": {group.file: [t.name for t in group.tensors]}, "modules": group.modules,
         "sha256": _sha256(shard), "bytes": at,
     }  # fmt: skip
-    _write_json(conversion.target / group.manifest, manifest)
+    write_json(conversion.target / group.manifest, manifest)
 
 
 def _check(conversion: Conversion, group: Group) -> None:
@@ -194,13 +196,14 @@ def _write_rest(conversion: Conversion) -> None:
     if modules:
         outer["quantization"] = {"group_size": 64, "bits": 8, "mode": "affine", **modules}
     outer["conversion"] = conversion.mark | {"bits_per_weight": round(conversion.bits_per_weight, 4)}
-    _write_json(target / "config.json", outer)
+    write_json(target / "config.json", outer)
     weight_map = {t.name: group.file for group in conversion.groups for t in group.tensors}
     total = sum(t.nbytes for g in conversion.groups for t in g.tensors)
-    _write_json(target / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+    write_json(target / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
+    """Write and rename, so that a reader never sees a part of it."""
     draft = path.with_name(path.name + ".tmp")
     with open(draft, "w", encoding="utf-8") as f:
         json.dump(value, f, indent=1, ensure_ascii=False)
@@ -215,7 +218,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in the folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
