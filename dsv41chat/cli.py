@@ -28,7 +28,7 @@ from dsv41chat.cli_options import (
     program,
     turn_settings,
 )
-from dsv41chat.settings import Settings, load_settings
+from dsv41chat.settings import Settings, load_settings, near
 from dsv41chat.ui.output import Out, OutputFailed, ReaderGone, Stderr, UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None, *, make_host: MakeHost | None = None
         if command is not None:
             from dsv41chat.cli_commands import run_command
 
-            return Exit(run_command(command, argv, make_host))
+            name, before = command
+            return Exit(run_command(name, argv, make_host, before=before))
         return _Chat(argv, lambda: time.monotonic() - started, make_host).run()
     finally:
         from dsv41chat.logs import stop_logging
@@ -74,12 +75,12 @@ def main(argv: Sequence[str] | None = None, *, make_host: MakeHost | None = None
         stop_logging()
 
 
-def _command(argv: list[str]) -> str | None:
-    """The command that the first word names, taken out of `argv`."""
+def _command(argv: list[str]) -> tuple[str, int] | None:
+    """The command that the first word names, taken out of `argv`, and how many words stood before it."""
     index = first_word(argv, chat_parser())
     if index is None or argv[index] not in COMMANDS + PLANNED:
         return None
-    return argv.pop(index)
+    return argv.pop(index), index
 
 
 @dataclass
@@ -235,10 +236,13 @@ class _Chat:
         from dsv41chat.store import NotFound, Store, StoreError
         from dsv41chat.ui.app import run_app
         from dsv41chat.ui.inputs import read_stdin, read_text
+        from dsv41chat.ui.themes import names
         from dsv41chat.ui.turn_events import AppStart
 
         if len(args.prompts) > 1:
             raise UsageError("The full screen takes one prompt.", hint="--headless runs several turns")
+        if args.theme is not None and args.theme not in (themes := names()):
+            raise UsageError(f"There is no theme {args.theme!r}{near(args.theme, themes)}.", hint=f"--theme {', '.join(themes[:5])}")
         prompt = "".join(read_text(value, value) if kind == "file" else value for kind, value in args.prompts)
         attachments = [(Path(path).name, read_text(path, path)) for path in args.file if path != "-"]
         # The line mode reads its lines from there.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsv41chat.cli_options import PLANNED, Parser, add_common, program
+from dsv41chat.cli_options import PLANNED, Parser, add_common, chat_parser, program
 from dsv41chat.settings import ConfigError, Settings, load_settings
 from dsv41chat.ui.output import SCHEMA, Out, ReaderGone, Stderr, UsageError
 from dsv41chat.ui.sanitize import visible_line
@@ -74,14 +74,15 @@ class Context:
             self._store.close()
 
 
-def run_command(command: str, argv: Sequence[str], make_host: Callable[..., Any] | None = None) -> int:
-    """Run one command with the words that follow it. Returns the exit code."""
+def run_command(command: str, argv: Sequence[str], make_host: Callable[..., Any] | None = None, *, before: int = 0) -> int:
+    """Run one command with its words, of which `before` stood before its name. Returns the exit code."""
     as_json = "--json" in argv
     stderr = Stderr(-1 if "-q" in argv or "--quiet" in argv else 0)
     context = None
     try:
         if command in PLANNED:
             raise UsageError(f"The command {command} is not available in this version.", hint=f'{program()} -p "{command}" sends it as a prompt')
+        _refuse_chat_options(command, argv[:before])
         args = _parse(command, argv)
         settings = None
         if args.needs_settings:
@@ -103,12 +104,28 @@ def run_command(command: str, argv: Sequence[str], make_host: Callable[..., Any]
             context.close()
 
 
-def _parse(command: str, argv: Sequence[str]) -> argparse.Namespace:
-    argv = list(argv)
-    cut = argv.index("--") if "--" in argv else len(argv)
+def _common_parser() -> Parser:
     common = Parser(prog=program(), add_help=False)
     add_common(common)
     common.add_argument("--json", action="store_true")
+    return common
+
+
+def _refuse_chat_options(command: str, words: Sequence[str]) -> None:
+    """Raise UsageError for an option before the command's name that only the chat has; its value would be read as a subcommand."""
+    _, rest = _common_parser().parse_known_args(list(words))
+    option = next((word.partition("=")[0] for word in rest if word.startswith("-") and word not in ("-h", "--help")), None)
+    if option is None:
+        return
+    parser = chat_parser()
+    parser.refuse_unknown([] if option in parser._option_string_actions or not option.startswith("--") else [option])
+    raise UsageError(f"{option} belongs to the chat, not to the command {command}.", hint=f"{program()} {command} -h")
+
+
+def _parse(command: str, argv: Sequence[str]) -> argparse.Namespace:
+    argv = list(argv)
+    cut = argv.index("--") if "--" in argv else len(argv)
+    common = _common_parser()
     args, rest = common.parse_known_args(argv[:cut])
     parser = Parser(prog=f"{program()} {command}", epilog=EPILOG)
     parser.set_defaults(needs_settings=True)

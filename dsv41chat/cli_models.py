@@ -143,13 +143,33 @@ def _add(context: Any) -> int:
     from dsv41chat.ui.turn_events import BuildRef
 
     host = context.host(write=True)
-    view = host.probe(BuildRef(folder.name, folder))
+    ref = BuildRef(folder.name, folder)
+    view = host.probe(ref)
+    problem = _tokenizer_problem(host, ref, view)
     build = context.store(write=True).builds.add(folder, context.args.name, family=view.family, fingerprint=view.fingerprint)
     if context.args.json:
-        context.json({"ok": True, "name": build.name, "folder": str(build.folder), "family": build.family, "fingerprint": build.fingerprint})
+        added = {"ok": True, "name": build.name, "folder": str(build.folder), "family": build.family, "fingerprint": build.fingerprint}
+        context.json(added | {"can_chat": problem is None, "problem": problem})
+        return 0
+    context.stderr.notice(f"{build.name}: {view.family}, {_size(view.bytes)}, registered")
+    if problem is not None:
+        context.stderr.notice(f"warning: {build.name} can be verified, not talked to: {problem}")
     else:
-        context.stderr.notice(f"{build.name}: {view.family}, {_size(view.bytes)}, registered")
+        fixed = context.settings.engine.model
+        later = f"engine.model = {fixed} still answers by default" if fixed else "once it has answered it is the default; engine.model fixes one"
+        context.stderr.notice(f"-m {build.name} talks to it; {later}")
     return 0
+
+
+def _tokenizer_problem(host: Any, ref: Any, view: Any) -> str | None:
+    """Why a build cannot chat, None if it can."""
+    if not view.has_tokenizer:
+        return "it has no tokenizer.json"
+    try:
+        host.load_tokenizer(ref)
+    except EngineError as error:
+        return str(error)
+    return None
 
 
 def _remove(context: Any) -> int:
@@ -181,13 +201,16 @@ def _verify(context: Any) -> int:
         checks = [_plain(found.name, found.what) for found in _structure(context, host, ref)]
     ok = all(check["ok"] for check in checks if check["hard"])
     if args.json:
-        context.json({"ok": ok, "checks": [{name: _number(check[name]) for name in _FIELDS} for check in checks]})
+        contents = "logits" if args.goldens else "all" if args.full else "not read"
+        context.json({"ok": ok, "contents": contents, "checks": [{name: _number(check[name]) for name in _FIELDS} for check in checks]})
         return 0 if ok else 4
     if args.goldens:
         context.table(("check", "mode", "n", "max abs", "top-1", "first bad", "verdict"), [_row(check) for check in checks])
     else:
         for check in checks:
             context.print(f"{check['name']:10} ok   {check['what']}")
+        if not args.full:
+            context.print(f"{'contents':10} -    not read: --full reads every byte, --goldens compares logits")
     if not ok:
         bad = next(check for check in checks if check["hard"] and not check["ok"])
         where = f", first at position {bad['first_bad']}" if bad["first_bad"] is not None else ""

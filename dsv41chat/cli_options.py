@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dsv41chat import __version__
-from dsv41chat.settings import EFFORTS, KEYS, near
+from dsv41chat.settings import EFFORTS, KEYS, near, near_words
 from dsv41chat.ui.output import UsageError
 
 COMMANDS = ("conversations", "models", "cache", "config", "doctor", "bench")
@@ -48,7 +48,11 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             if word.startswith("-") and word != "-":
                 name = word.partition("=")[0]
-                raise UsageError(f"Unknown option {name}{near(name, self._option_string_actions)}.", hint=f"{self.prog} -h")
+                # Without the dashes: two options that share nothing but "--no" are not near.
+                known = {option.lstrip("-"): option for option in self._option_string_actions if option.startswith("--")}
+                matches = [known[match] for match in near_words(name.lstrip("-"), known)]
+                guess = f" (did you mean {' or '.join(matches)}?)" if matches else ""
+                raise UsageError(f"Unknown option {name}{guess}.", hint=f"{self.prog} -h")
 
 
 def program() -> str:
@@ -60,9 +64,9 @@ def program() -> str:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Options of the chat and of every command."""
     group = parser.add_argument_group("files and messages")
-    group.add_argument("--config", metavar="PATH", help="config file")
-    group.add_argument("--data-dir", metavar="PATH", help="folder of the database; moves cache, state and logs into it too")
-    group.add_argument("--log-file", metavar="PATH", help="log file")
+    group.add_argument("--config", metavar="PATH", type=_text, help="config file")
+    group.add_argument("--data-dir", metavar="PATH", type=_text, help="folder of the database; moves cache, state and logs into it too")
+    group.add_argument("--log-file", metavar="PATH", type=_text, help="log file")
     group.add_argument("-q", "--quiet", action="store_true", help="stderr: errors only")
     group.add_argument("-v", "--verbose", action="count", default=0, help="stderr: timings; twice: the engine's log")
     group.add_argument("--version", action="version", version=f"dsv41chat {__version__}")

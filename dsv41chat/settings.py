@@ -343,9 +343,14 @@ def parse_text(key: Key, text: str) -> Any:
     return coerce(key, text)
 
 
+def near_words(word: str, known: Any) -> list[str]:
+    """At most two of `known` that `word` may have meant, the nearest first."""
+    return difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
+
+
 def near(word: str, known: Any) -> str:
     """ " (did you mean a, b?)" or nothing."""
-    matches = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
+    matches = near_words(word, known)
     return f" (did you mean {' or '.join(matches)}?)" if matches else ""
 
 

@@ -288,3 +288,59 @@ def test_a_read_only_data_folder_can_be_read(program):
         assert program("conversations", "show", one).code == 0
     finally:
         program.data.chmod(0o700)
+
+
+@pytest.mark.parametrize("argv", [["-m", "nano", "conversations", "list"], ["--temperature=1", "models", "list"], ["-c", "--json", "config", "show"]])
+def test_chat_options_before_a_command_are_refused_by_name(program, argv):
+    result = program(*argv)
+    option = argv[0].partition("=")[0]
+    assert result.code == 2 and f"{option} belongs to the chat, not to the command" in result.err + result.out
+    assert program("-q", "--json", "conversations", "list").object == []
+
+
+def test_an_unknown_option_names_no_option_that_only_shares_its_no(program):
+    assert program("--nosuch", "hi").err.startswith("dsv41chat: Unknown option --nosuch.")
+    assert "did you mean --no-cache" in program("--no-cach", "hi").err
+
+
+@pytest.mark.parametrize("option", ["--data-dir", "--config", "--log-file"])
+def test_an_empty_place_is_refused(program, option):
+    for words in (["conversations", "list"], ["--headless", "hi"]):
+        result = program(*words, f"{option}=")
+        assert result.code == 2 and f"{option}: must not be empty" in result.err
+
+
+def test_errors_are_sentences(program):
+    assert program("conversations", "show", "zzzz").err.startswith("dsv41chat: There is no conversation 'zzzz'.  Try: dsv41chat conversations list")
+
+
+def test_verify_says_that_contents_were_not_read(program, monkeypatch):
+    from dsv41chat.engine.verify import Found
+
+    monkeypatch.setattr("dsv41chat.engine.verify_plain", lambda folder, cache_dir: [Found("shards", "3 files")])
+    monkeypatch.setattr("dsv41chat.engine.verify_full", lambda folder, **options: [Found("checksums", "3 files")])
+    assert "not read: --full reads every byte" in program("models", "verify", "nano").out
+    assert program("models", "verify", "nano", "--json").object["contents"] == "not read"
+    full = program("models", "verify", "nano", "--full")
+    assert "not read" not in full.out and "checksums" in full.out
+
+
+def test_add_says_what_becomes_the_default_and_what_cannot_chat(program, tmp_path, monkeypatch):
+    path = folder(tmp_path)
+    broken = program("models", "add", str(path))
+    assert broken.code == 0 and "cannot" not in broken.out and "can be verified, not talked to" in broken.err
+    assert program("models", "add", str(path), "--json").object["can_chat"] is False
+    (path / "tokenizer.json").write_text("{")
+    assert program("models", "add", str(path), "--json").object["can_chat"] is False
+    monkeypatch.setattr(EngineHost, "load_tokenizer", lambda self, ref: object())
+    assert "once it has answered it is the default" in program("models", "add", str(path)).err
+    monkeypatch.setenv("DSV41CHAT_ENGINE_MODEL", "nano")
+    assert "engine.model = nano still answers" in program("models", "add", str(path)).err
+
+
+def test_a_theme_that_is_not_there_is_refused(program, tmp_path):
+    words = ["--config", str(tmp_path / "c.toml")]
+    refused = program("config", "set", "ui.theme", "lihgt", *words)
+    assert refused.code == 3 and "did you mean light" in refused.err and not (tmp_path / "c.toml").exists()
+    for name in ("auto", "light", "ansi", "nord"):
+        assert program("config", "set", "ui.theme", name, *words).code == 0

@@ -142,3 +142,8 @@ def test_interrupted_answers_are_on_the_first_page(screen, program, monkeypatch)
     dying.wait()
     _, start, _, _ = screen(script=Script())
     assert any(notice.startswith("interrupted") for notice in start.notices)
+
+
+def test_a_theme_that_is_not_there_is_refused(program):
+    result = program("--theme", "lihgt", terminal=True)
+    assert result.code == 2 and "did you mean light" in result.err

@@ -67,9 +67,9 @@ class Builds:
             if name is None:
                 name = known.name if known else free_name(clean_name(Path(place).name), others)
             elif not _NAME.fullmatch(name):
-                raise BadName(f"{name!r} is no name for a build", "use letters, digits, dot, dash and underscore")
+                raise BadName(f"{name!r} is no name for a build.", "use letters, digits, dot, dash and underscore")
             elif name in others:
-                raise BadName(f"the name {name!r} is taken", f"try --name {free_name(name, others)}")
+                raise BadName(f"The name {name!r} is taken.", f"--name {free_name(name, others)}")
             if known:
                 db.execute(
                     "UPDATE builds SET name = ?, family = coalesce(?, family), fingerprint = coalesce(?, fingerprint) WHERE folder = ?",
@@ -116,7 +116,7 @@ def _place(folder: Path) -> str:
 
 
 def _missing(name: str) -> NotFound:
-    error = NotFound(f"no build is registered as {name!r}", "see `dsv41chat models list`")
+    error = NotFound(f"No build is registered as {name!r}.", "dsv41chat models list")
     error.code = "build_missing"
     return error
 

@@ -49,8 +49,8 @@ class Conversations(Part):
             found = self._rows(f"{select} id >= ? AND id < ? ORDER BY used DESC", [start, start + "g"])
         if not found:
             what = "deleted conversation" if deleted else "conversation"
-            hint = "see `dsv41chat conversations list" + (" --archived`" if deleted else "`")
-            raise NotFound(f"no {what} {ref!r}", hint)
+            hint = "dsv41chat conversations list" + (" --archived" if deleted else "`")
+            raise NotFound(f"There is no {what} {ref!r}.", hint)
         if len(found) > 1:
             candidates = tuple((row["id"], row["title"]) for row in found)
             names = ", ".join(f"{key} {title!r}" for key, title in candidates[:5])
@@ -174,7 +174,7 @@ class Conversations(Part):
     def _conversation(self, conversation_id: str) -> Conversation:
         row = self._row("SELECT * FROM conversations WHERE id = ?", [conversation_id])
         if row is None:
-            raise NotFound(f"no conversation {conversation_id!r}", "see `dsv41chat conversations list`")
+            raise NotFound(f"There is no conversation {conversation_id!r}.", "dsv41chat conversations list")
         return records.conversation(row)
 
     def _free_id(self) -> str:

@@ -101,7 +101,7 @@ class Connections:
         Inside another write() of the same thread it joins the outer transaction.
         """
         if self.readonly:
-            raise StoreReadOnly("the conversations were opened for reading only", "start without --readonly to change them")
+            raise StoreReadOnly("The conversations were opened for reading only.", "start without --readonly to change them")
         link = self._link()
         with link.lock, translated(self.path):
             conn = link.db.conn

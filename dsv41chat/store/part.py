@@ -33,7 +33,7 @@ class Part:
 
     def _require_conversation(self, conversation_id: str) -> None:
         if self._row("SELECT 1 FROM conversations WHERE id = ?", [conversation_id]) is None:
-            raise NotFound(f"no conversation {conversation_id!r}", "see `dsv41chat conversations list`")
+            raise NotFound(f"There is no conversation {conversation_id!r}.", "dsv41chat conversations list")
 
     def _require_writable(self, conversation_id: str) -> None:
         """Raise NotFound, or Locked if another living process has the conversation open."""

@@ -93,7 +93,7 @@ class Tree(Part):
             rows = [row for row in rows if row.conversation_id == conversation_id]
         if not rows:
             where = f" in conversation {conversation_id}" if conversation_id else ""
-            raise NotFound(f"no message {ref!r}{where}", "see `dsv41chat conversations show ID --tree`")
+            raise NotFound(f"There is no message {ref!r}{where}.", "dsv41chat conversations show ID --tree")
         if len(rows) > 1:
             candidates = tuple((row.id, row.text[:60]) for row in rows)
             raise Ambiguous(f"{ref!r} fits {len(rows)} messages", "give more of the id", candidates)
@@ -114,7 +114,7 @@ class Tree(Part):
             """,
         )
         if not path:
-            raise NotFound(f"no message {message_id!r}")
+            raise NotFound(f"There is no message {message_id!r}.")
         return path
 
     def tree(self, conversation_id: str) -> list[Message]:
@@ -157,7 +157,7 @@ class Tree(Part):
             [message_id],
         )
         if row is None:
-            raise NotFound(f"no message {message_id!r}")
+            raise NotFound(f"There is no message {message_id!r}.")
         return self.message(row["id"])
 
     def set_leaf(self, conversation_id: str, message_id: str | None) -> None:
@@ -261,7 +261,7 @@ class Tree(Part):
         if parent_id is None:
             return
         if self._row("SELECT 1 FROM messages WHERE id = ? AND conversation_id = ?", [parent_id, conversation_id]) is None:
-            raise NotFound(f"no message {parent_id!r} in conversation {conversation_id}", "see `dsv41chat conversations show ID --tree`")
+            raise NotFound(f"There is no message {parent_id!r} in conversation {conversation_id}.", "dsv41chat conversations show ID --tree")
 
     def _messages(self, where: str, params: Sequence[Any], before: str = "") -> list[Message]:
         rows = self._rows(f"{before} SELECT {records.MESSAGE_COLUMNS}, owner FROM messages WHERE {where} ORDER BY seq", params)

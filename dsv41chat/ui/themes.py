@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 DARK = Theme(
     name="dark", dark=True, primary="#6cb6ff", secondary="#7ee0c8", accent="#ffb454", foreground="#e2e2e2", background="#121212",
@@ -22,3 +22,9 @@ HIGH_CONTRAST = Theme(
 OWN = (DARK, LIGHT, HIGH_CONTRAST)
 # Short names in the settings; the terminal's own sixteen colours.
 ALIASES = {"ansi": "ansi-dark"}
+
+
+def names() -> tuple[str, ...]:
+    """Every value that `ui.theme` and `--theme` may have, our own first."""
+    own = ("auto", *(theme.name for theme in OWN), *ALIASES)
+    return (*own, *sorted(name for name in BUILTIN_THEMES if name not in own))
