@@ -281,9 +281,9 @@ class _Chat:
             code = run_plain(controller, start)
         else:
             code = run_app(controller, start)
-        self.host.settle(QUIT_SETTLE_S)
         if controller.last_conversation_id is not None and controller.saving:
             self.stderr.notice(f"resume with: {program()} --resume {controller.last_conversation_id}")
+        self.host.settle(QUIT_SETTLE_S)
         return code
 
     # shared ------------------------------------------------------------------------------------------------------------

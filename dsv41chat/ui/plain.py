@@ -328,7 +328,8 @@ class PlainChat:
             raise CommandError("There is nothing to pin yet.")
         self.store.pin(self.conversation.id, not self.conversation.pinned)
         self.conversation = self.store.conversation(self.conversation.id)
-        self.say("Pinned." if self.conversation.pinned else "No longer pinned.")
+        pinned = self.conversation.pinned
+        self.say(f"{'Pinned.' if pinned else 'No longer pinned.'} {self.host.states.pin(self.conversation.id, pinned)}".strip())
 
     def _command_stats(self, rest: str) -> None:
         self.say(details_text(self._last_answer(), states=self.controller.host.states.stats()))

@@ -426,13 +426,13 @@ class States:
             log.warning("states of a deleted conversation are left: %s", error)
 
     def pin(self, conversation: str, on: bool = True) -> str:
-        """Pin or unpin a conversation's newest states; the sentence that says what happened."""
+        """Pin or unpin a conversation's newest states; the sentence that says what happened, "" where none are kept."""
         if self.cache is None:
-            return "There are no stored states to pin."
+            return ""
         try:
             count = self.cache.pin(conversation, on)
-        except NoRoom as error:
-            return f"Not pinned: {error}."
+        except (NoRoom, StoreError) as error:
+            return f"States are not pinned: {error}."
         return f"{count} states are pinned." if on else "The states are no longer pinned."
 
     def stats(self) -> dict[str, Any]:

@@ -219,3 +219,29 @@ def test_in_another_process(engine, tmp_path):
     words = [sys.executable, "-c", CHILD.format(root=str(ROOT)), str(engine.pack.folder), str(tmp_path / "state"), str(tmp_path / "out.npy")]
     subprocess.run(words, check=True, cwd=ROOT, timeout=300)
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), forward(session, ids[130:]))
+
+
+def test_where_marks_stand(engine, tmp_path, monkeypatch):
+    """S on the grid, P before the pending id or on the grid, grid marks far from both; the ends of wide open groups stay on the grid."""
+    from dsv41chat.engine.chat.encode import EncodedPrompt
+    from dsv41chat.engine.engine import Engine
+    from dsv41chat.ui import states as module
+
+    states, session = module.States(tmp_path / "states", 1 << 30, min_free_bytes=0), engine.new_session()
+    states.bind(engine, "tiny")
+    prompt = lambda n, system=0: EncodedPrompt(tuple(range(n)), "content", system, n - 1, engine.family)
+    try:
+        assert states.plan(session, prompt(9000, 700), 0) == {8999: "P", 640: "S", 4096: "G"}
+        assert states.plan(session, prompt(9000, 700), 5000) == {8999: "P"}
+        assert states.plan(session, prompt(20), 0) == {}, "too short to be worth a file"
+        assert states.plan(session, prompt(200), 198) == {199: "P"} and states.plan(session, prompt(200), 199) == {}
+        monkeypatch.setattr(module, "EXTRA_TAIL_BYTES", -(1 << 40))
+        assert states.plan(session, prompt(1000), 0) == {896: "P"}, "open groups that weigh much are left on the grid"
+        monkeypatch.setattr(Engine, "row_invariant", property(lambda self: False))
+        assert states.plan(session, prompt(1000), 0) == {896: "P"} and states.plan(session, prompt(904), 0) == {768: "P"}
+        states._strict = True
+        engine_chunk, engine.prefill_chunk = engine.prefill_chunk, 512
+        assert states.plan(session, prompt(1000, 700), 0) == {512: "P"}
+        engine.prefill_chunk = engine_chunk
+    finally:
+        states.close()
