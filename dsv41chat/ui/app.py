@@ -16,6 +16,7 @@ from rich.style import Style
 from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding
+from textual.driver import Driver
 from textual.screen import Screen
 from textual.theme import Theme
 
@@ -118,6 +119,15 @@ class ChatApp(App[int]):
         if begin.pick:
             chat.action_conversations()
 
+    def get_driver_class(self) -> type[Driver]:
+        """The driver of our own where Textual would take its one for Unix terminals."""
+        chosen = super().get_driver_class()
+        if chosen.__module__ != "textual.drivers.linux_driver":
+            return chosen
+        from dsv41chat.ui.driver import TerminalDriver
+
+        return TerminalDriver
+
     # Signals and the way out --------------------------------------------------------------------------------------------
 
     def _handle_signals(self) -> None:
@@ -130,7 +140,11 @@ class ChatApp(App[int]):
                 loop.add_signal_handler(number, self._signalled, number)
             except (NotImplementedError, RuntimeError, ValueError):
                 # No main thread (tests), or a platform without such handlers.
-                return
+                break
+
+        if hasattr(self._driver, "gone"):
+            # A hang-up reaches the process that owns the terminal, which need not be this one.
+            self._driver.gone = lambda: loop.call_soon_threadsafe(self._signalled, int(getattr(signal, "SIGHUP", 1)))
 
     def _signalled(self, number: int) -> None:
         self.leave(128 + number)

@@ -45,6 +45,24 @@ def test_a_chat_in_a_terminal(tmp_path):
         assert [message.text for message in path if message.role == "user"] == ["hi\nthere"]
 
 
+def test_a_paste_with_control_characters_is_text_and_presses_no_key(tmp_path):
+    with Terminal(tmp_path) as terminal:
+        start(terminal, tmp_path, "answer")
+        terminal.wait("embedded model")
+        terminal.paste("A\x1b[31mRED\x1b[0m B\n")
+        assert "A[31mRED[0m B" in terminal.wait("RED")
+        terminal.paste("C\x1b]0;pwn\x07 X\x11\x03")
+        terminal.type("Z")
+        terminal.wait("C]0;pwn X")
+        terminal.keys("Enter")
+        terminal.wait("prefilled")
+        terminal.keys("C-q")
+        terminal.wait("exit=0")
+    with Store.open(tmp_path / "data", readonly=True) as store:
+        first = store.path_to(store.last_conversation().leaf_id)[0]
+        assert first.text == "A[31mRED[0m B\nC]0;pwn\x07 X\x11\x03Z"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_restores_the_terminal_and_keeps_the_text(tmp_path, number):
     with Terminal(tmp_path) as terminal:

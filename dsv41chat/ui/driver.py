@@ -1,0 +1,105 @@
+"""Input from the terminal: pastes arrive whole and literally, and a terminal that has gone away ends the program."""
+
+from __future__ import annotations
+
+import os
+import select
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable
+
+from textual import events
+from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
+from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
+
+READ_BYTES = 64 * 1024
+WAIT_S = 0.1
+
+
+class PasteParser(XTermParser):
+    """Textual's parser, but what stands between the marks of a bracketed paste is never looked at as keys.
+
+    The parser of Textual reads escape sequences inside a paste too and hands unknown ones out as keys, before the paste.
+    """
+
+    def __init__(self, debug: bool = False) -> None:
+        super().__init__(debug)
+        self._inside = False
+        self._parts: list[str] = []
+        # The last characters seen, in case a mark began there.
+        self._tail = ""
+
+    def feed(self, data: str) -> Iterable[Message]:
+        """Messages of the next piece of input; empty at its end. A mark may be cut anywhere between two pieces."""
+        if not data:
+            yield from super().feed(data)
+            return
+        while data:
+            if not self._inside:
+                keys, data = self._before_paste(data)
+                yield from super().feed(keys)
+            else:
+                data = self._inside_paste(data)
+                if not self._inside:
+                    # The base class saw the opening mark only; its own paste is empty.
+                    yield from (message for message in super().feed(BRACKETED_PASTE_END) if not isinstance(message, events.Paste))
+                    yield events.Paste("".join(self._parts).replace("\x00", ""))
+
+    def _before_paste(self, data: str) -> tuple[str, str]:
+        """(input up to and with the opening mark, the rest)."""
+        seen = self._tail + data
+        place = seen.find(BRACKETED_PASTE_START)
+        if place < 0:
+            self._tail = seen[-len(BRACKETED_PASTE_START) + 1 :]
+            return data, ""
+        end = place + len(BRACKETED_PASTE_START) - len(self._tail)
+        self._tail, self._inside, self._parts = "", True, []
+        return data[:end], data[end:]
+
+    def _inside_paste(self, data: str) -> str:
+        """Collects until the closing mark; returns what stands behind it."""
+        # What was held back may be the beginning of a cut mark.
+        seen = self._tail + data
+        following = seen.find(BRACKETED_PASTE_START)
+        # A second closing mark before the next opening one was pasted: what stands between them must not become keys.
+        place = seen.rfind(BRACKETED_PASTE_END, 0, following if following >= 0 else len(seen))
+        if place < 0:
+            place = seen.find(BRACKETED_PASTE_END)
+        if place < 0:
+            keep = max(0, len(seen) - len(BRACKETED_PASTE_END) + 1)
+            self._parts.append(seen[:keep])
+            self._tail = seen[keep:]
+            return ""
+        self._parts.append(seen[:place])
+        self._tail, self._inside = "", False
+        return seen[place + len(BRACKETED_PASTE_END) :]
+
+
+class TerminalDriver(LinuxDriver):
+    """gone: called from the input thread when the terminal has gone away; None: nothing is done."""
+
+    gone: Callable[[], None] | None = None
+
+    def run_input_thread(self) -> None:
+        """Reads keys until the screen stops."""
+        parser = PasteParser(self._debug)
+        decode = getincrementaldecoder("utf-8")("replace").decode
+        while not self.exit_event.is_set():
+            if select.select([self.fileno], [], [], WAIT_S)[0]:
+                try:
+                    data = os.read(self.fileno, READ_BYTES)
+                except OSError:
+                    # Hung up.
+                    data = b""
+                if not data:
+                    if self.gone is not None:
+                        self.gone()
+                    return
+                # Nothing yet of a character that was cut; an empty text would mean the end.
+                if text := decode(data):
+                    self._pass_on(parser.feed(text))
+            self._pass_on(parser.tick())
+
+    def _pass_on(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.process_message(message)

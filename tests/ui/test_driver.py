@@ -1,0 +1,42 @@
+"""What the terminal sends: pastes whole and literally, keys as keys."""
+
+from __future__ import annotations
+
+import pytest
+from textual import events
+
+from dsv41chat.ui.driver import PasteParser
+
+BEGIN, END = "\x1b[200~", "\x1b[201~"
+COLOURS = "A\x1b[31mRED\x1b[0m B"
+TITLE = "A\x1b]0;pwn\x07 X\r\x03"
+
+
+def parsed(data: str, piece: int) -> list[str]:
+    """"p:TEXT" for a paste, "k:KEY" for a key, of `data` fed in pieces."""
+    parser = PasteParser()
+    found = []
+    for start in range(0, len(data), piece):
+        for message in parser.feed(data[start : start + piece]):
+            assert isinstance(message, (events.Paste, events.Key))
+            found.append(f"p:{message.text}" if isinstance(message, events.Paste) else f"k:{message.key}")
+    return found
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("text", [COLOURS, TITLE, "", "\x1b", "\x1b\x1b[A", "\x1b[200", "l1\rl2", "\x1b[I\x1b[<0;1;1M", "\x1b[48;10;10;10;10t", "\x1b[?2026;1$y"])
+def test_a_paste_is_one_message_with_its_text(text, piece):
+    assert parsed(f"a{BEGIN}{text}{END}\x1b[Ab{BEGIN}2{END}", piece) == ["k:a", f"p:{text}", "k:up", "k:b", "p:2"]
+
+
+def test_a_pasted_closing_mark_does_not_let_the_rest_out():
+    assert parsed(f"{BEGIN}one{END}\rtwo{END}x", 1000) == [f"p:one{END}\rtwo", "k:x"]
+
+
+def test_a_pasted_opening_mark_is_text():
+    assert parsed(f"{BEGIN}one{BEGIN}two{END}x", 1000) == [f"p:one{BEGIN}two", "k:x"]
+
+
+def test_a_long_paste_in_pieces():
+    text = "0123456789\r" * 20_000
+    assert parsed(f"{BEGIN}{text}{END}", 4096) == [f"p:{text}"]
