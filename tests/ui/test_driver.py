@@ -9,6 +9,7 @@ from dsv41chat.ui.driver import PasteParser
 
 BEGIN, END = "\x1b[200~", "\x1b[201~"
 COLOURS = "A\x1b[31mRED\x1b[0m B"
+REPORTS = "\x1b[I\x1b[<0;1;1M\x1b[48;10;10;10;10t\x1b[?2026;1$y"
 TITLE = "A\x1b]0;pwn\x07 X\r\x03"
 
 
@@ -24,7 +25,7 @@ def parsed(data: str, piece: int) -> list[str]:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
-@pytest.mark.parametrize("text", [COLOURS, TITLE, "", "\x1b", "\x1b\x1b[A", "\x1b[200", "l1\rl2", "\x1b[I\x1b[<0;1;1M", "\x1b[48;10;10;10;10t", "\x1b[?2026;1$y"])
+@pytest.mark.parametrize("text", [COLOURS, TITLE, "", "\x1b", "\x1b\x1b[A", "\x1b[200", "l1\rl2", REPORTS])
 def test_a_paste_is_one_message_with_its_text(text, piece):
     assert parsed(f"a{BEGIN}{text}{END}\x1b[Ab{BEGIN}2{END}", piece) == ["k:a", f"p:{text}", "k:up", "k:b", "p:2"]
 
