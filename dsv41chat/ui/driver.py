@@ -6,6 +6,8 @@ import os
 import select
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import IO, Any
 
 from textual import events
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
@@ -75,10 +77,38 @@ class PasteParser(XTermParser):
         return seen[place + len(BRACKETED_PASTE_END) :]
 
 
+class _Screen:
+    """The terminal to write to. Once it has gone away everything is dropped: the writer thread must not end by an error.
+
+    Without that thread its queue fills up and the next write would hold the event loop, signal handlers included, for good.
+    """
+
+    def __init__(self, file: IO[str]):
+        self._file = file
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._file.flush()
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+
 class TerminalDriver(LinuxDriver):
     """gone: called from the input thread when the terminal has gone away; None: nothing is done."""
 
     gone: Callable[[], None] | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._file = _Screen(self._file)
 
     def run_input_thread(self) -> None:
         """Reads keys until the screen stops."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class FaultyScreen(ChatScreen):
 
 
 def main(data: str, answer: str, delay_s: str, conversation: str | None = None) -> int:
-    settings = load_settings(data_dir=data, environ={})
+    settings = load_settings(data_dir=data, environ={key: os.environ[key] for key in ("VISUAL",) if key in os.environ})
     with Store.open(settings.paths.data) as store:
         host = EngineHost(settings, store, **fake_host(Script(answer=Path(answer).read_text("utf-8"), delay_s=float(delay_s))))
         controller = TurnController(store, host, settings)

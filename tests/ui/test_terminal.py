@@ -79,6 +79,44 @@ def test_a_signal_restores_the_terminal_and_keeps_the_text(tmp_path, number):
         assert message.state == "stopped" and message.text.startswith("word word")
 
 
+@pytest.fixture
+def stubborn_editor(tmp_path, monkeypatch):
+    """An editor that ignores every polite request to end."""
+    script = tmp_path / "editor.sh"
+    script.write_text("trap '' HUP TERM\necho editing\nwhile :; do sleep 0.2; done\n")
+    monkeypatch.setenv("VISUAL", f"sh {script}")
+
+
+def test_a_signal_ends_the_program_while_an_editor_runs(tmp_path, stubborn_editor):
+    with Terminal(tmp_path) as terminal:
+        start(terminal, tmp_path, "answer")
+        terminal.wait("embedded model")
+        terminal.type("draft")
+        terminal.keys("C-g")
+        terminal.wait("editing")
+        os.kill(terminal.pid, signal.SIGTERM)
+        terminal.wait("exit=143")
+        assert terminal.modes == CLEAN
+    with Store.open(tmp_path / "data", readonly=True) as store:
+        assert store.draft(None).text == "draft"
+
+
+@pytest.mark.parametrize("editor", [False, True])
+def test_the_program_does_not_outlive_its_terminal(tmp_path, stubborn_editor, editor):
+    with Terminal(tmp_path) as terminal:
+        start(terminal, tmp_path, "answer")
+        terminal.wait("embedded model")
+        if editor:
+            terminal.keys("C-g")
+            terminal.wait("editing")
+        pid = terminal.pid
+    deadline = time.monotonic() + 20
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.1)
+
+
 def test_resizing_while_streaming(tmp_path):
     with Terminal(tmp_path, 100, 30) as terminal:
         start(terminal, tmp_path, "word " * 5000, 0.005)

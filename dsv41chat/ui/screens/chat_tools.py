@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from dsv41chat.store.files import write_private
 from dsv41chat.ui.commands import CommandError
 from dsv41chat.ui.details import details_text
 from dsv41chat.ui.export import FORMATS
+from dsv41chat.ui.outside import run_outside
 from dsv41chat.ui.render.entry import NOTICE, Entry
 from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.screens.export import ExportRequest, ExportScreen, compose_export, file_name, free_path
@@ -155,7 +156,7 @@ class ToolActions:
             with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
                 file.write(visible(text) if safe else text)
             with self.app.suspend():
-                code = subprocess.run([*shlex.split(command), name], check=False).returncode
+                code = run_outside([*shlex.split(command), name], sys.__stdin__.fileno())
             self.app.refresh(layout=True)
             if code != 0:
                 self.tell(f"{command} ended with {code}; nothing was changed.", "warning")
