@@ -2,7 +2,7 @@
 
 Two sums are asked. The device's part, weights + drafter + state + scratch, must stay within 0.92 of what the device may hold. Everything,
 with what is in use now and a margin, is a share of total memory: below 75 % fits, up to 85 % is tight. A build of less than 1 GiB only
-has to find its memory available. Rules: README ruling 18, checkpoints section 5.4.
+has to find its memory available. Source: spec: checkpoints, section 5.4.
 """
 
 from __future__ import annotations
