@@ -429,6 +429,7 @@ class EngineHost:
     def _rest_now(self, disturbed: threading.Event) -> None:
         try:
             self.thread.submit(self._idle_work, disturbed.is_set)
+            self.thread.submit(self._time_drafting, disturbed.is_set)
         except RuntimeError:
             log.debug("the engine thread has ended")
 
@@ -439,6 +440,15 @@ class EngineHost:
         except Exception as error:  # noqa: BLE001 - nobody waits for it, and the conversation is complete without it
             self.states.forget_seals()
             log.warning("idle work failed: %s", error, exc_info=not isinstance(error, EngineError))
+
+    def _time_drafting(self, stop: Callable[[], bool]) -> None:
+        """Once per build and machine: what rows and drafter cost, which the adaptive depth goes by."""
+        drafting = getattr(self.engine, "drafting", None)
+        try:
+            if drafting is not None and drafting.wants_calibration and not stop():
+                drafting.calibrate(stop)
+        except EngineError as error:
+            log.warning("drafting could not be timed: %s", error)
 
     def disturb(self) -> None:
         """Somebody wants the engine: what runs in idle time gives way at its next chunk."""

@@ -6,13 +6,13 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 
 import numpy as np
 
 from dsv41chat.engine import rowcheck
 from dsv41chat.engine.draft.base import Drafter, PlainDrafter
-from dsv41chat.engine.draft.depth import DepthPolicy, DraftCosts, FixedDepth, prior_costs
+from dsv41chat.engine.draft.depth import FIRST_COSTS, DepthPolicy, DraftCosts, FixedDepth, prior_costs
 from dsv41chat.engine.draft.guard import GuardedDrafter
 from dsv41chat.engine.draft.load import DraftModel, new_drafter
 from dsv41chat.engine.sampling import SamplingParams
@@ -90,13 +90,19 @@ class Drafting:
         if self.costs.known:
             self.facts[self._costs_key] = self.costs.to_json()
 
-    def calibrate(self, position: int = 128) -> None:
+    @property
+    def wants_calibration(self) -> bool:
+        """Whether some window size has hardly been timed, so that its cost is still a guess."""
+        return self.model is not None and min(self.costs.samples) < FIRST_COSTS
+
+    def calibrate(self, cancel: Callable[[], bool] = lambda: False, position: int = 128) -> bool:
         """Time windows of 1 .. block + 1 rows and a pass of the drafter on a scratch lane of `position` tokens, and keep the costs.
 
         The median of several each, after a first one that is not counted. Takes a second or so; for idle moments and `doctor`.
+        Asks cancel before each; False, and nothing is kept, when it says so.
         """
         if self.model is None:
-            return
+            return False
         self.verdicts()
         target, drafter = Target(self.trunk), new_drafter(self.model)
         ids = np.random.default_rng(0).integers(0, self.trunk.config.vocab_size, position + self.block + 1).tolist()
@@ -110,12 +116,15 @@ class Drafting:
         # All in turn, so that a busy moment of the machine does not fall on one of them.
         for _ in range(_CALIBRATION_ROUNDS + 1):
             for call, found in zip(calls, seconds):
+                if cancel():
+                    return False
                 began = time.perf_counter()
                 call()
                 found.append(time.perf_counter() - began)
         *self.costs.rows, self.costs.draft = (statistics.median(found[1:]) for found in seconds)
         self.costs.samples, self.costs.draft_samples = [5] * (self.block + 1), 5
         self.keep_costs()
+        return True
 
     def summary(self) -> list[str]:
         """Lines for `doctor` and `models info`: what drafts, and which operations run row by row."""

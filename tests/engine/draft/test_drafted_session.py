@@ -195,6 +195,16 @@ def test_costs_and_verdicts_are_kept(p, plain):
     assert lines[0] == "dspark, up to 5 tokens a round" and lines[1].endswith(f"{len(single)} row by row")
 
 
+def test_calibration_gives_way_and_then_counts(p):
+    facts: dict[str, str] = {}
+    drafting = open_engine(embedded_pack(), facts=facts).drafting
+    before, polls = drafting.costs.to_json(), iter(range(10**6))
+    assert drafting.wants_calibration and not drafting.calibrate(lambda: next(polls) > 8)
+    assert drafting.costs.to_json() == before and not any(k.startswith("draft") for k in facts)
+    assert drafting.calibrate() and not drafting.wants_calibration and drafting.costs.known
+    assert open_engine(embedded_pack(), facts=facts).drafting.costs.to_json() == drafting.costs.to_json()
+
+
 def test_exact_fast_says_so():
     engine = open_engine(embedded_pack(), exact="fast")
     assert engine.drafting.verdicts() == [] and "near-ties" in engine.drafting.summary()[1]
