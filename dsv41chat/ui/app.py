@@ -70,7 +70,7 @@ class ChatApp(App[int]):
         self.user_keys = dict(self.settings.keys)
         self.failure = ""
         self.mouse_on = self.settings.ui.mouse if self.begin.mouse is None else self.begin.mouse
-        self._leaving = False
+        self.leaving = False
 
     @property
     def surroundings(self) -> Any:
@@ -151,12 +151,13 @@ class ChatApp(App[int]):
 
     def leave(self, code: int = 0) -> None:
         """Stops a running turn, stores what is open and ends with `code`."""
-        if self._leaving:
+        if self.leaving:
             return
-        self._leaving = True
+        self.leaving = True
         self.controller.cancel()
         for screen in self.screen_stack:
             if isinstance(screen, ChatScreen):
+                screen.stop_loading()
                 screen.save_draft()
                 screen.save_view()
                 if screen.pump.running:

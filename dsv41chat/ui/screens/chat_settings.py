@@ -292,9 +292,12 @@ class SettingsActions:
             self._bound(ref.name, quiet)
         finally:
             self.switching = False
-            self._hide_loading()
-            self.status.phase = "idle"
-            self.show_status()
+            if not self.app.leaving:
+                self._hide_loading()
+                self.status.phase = "idle"
+                self.show_status()
+        if self.app.leaving:
+            return
         if self.app.host.engine is not None:
             self.send_waiting()
         elif self.held:
@@ -307,6 +310,9 @@ class SettingsActions:
             progress(event)
 
     def _loading(self, event: Any, began: float) -> None:
+        if self.app.leaving:
+            # Called from the engine thread, perhaps after the screen has gone.
+            return
         self.status.phase = loading_text(event)
         if event.unit == "bytes" and event.done and event.total > event.done:
             rate = event.done / max(1e-3, time.monotonic() - began)
@@ -335,6 +341,8 @@ class SettingsActions:
     def _bound(self, name: str, quiet: bool = False) -> None:
         if not quiet:
             self.app.build = name
+        if self.app.leaving:
+            return
         view = self.app.host.view
         self._header_build = view.name if view is not None else name
         if self.app.host.engine is not None:
@@ -345,10 +353,16 @@ class SettingsActions:
             self.tell(f"{name} answers from now on.")
 
     def _not_switched(self, ref: Any, why: str) -> None:
+        if self.app.leaving:
+            return
         now = self.app.host.view
         who = f"{now.name} goes on answering." if now is not None else "No build is loaded; the conversation is all there."
         self.add_notice(f"{ref.name} was not loaded: {why}\n{who}", error=True)
         self.show_header()
+
+    def stop_loading(self) -> None:
+        """The program ends: nobody waits for the build any more."""
+        self._switch_cancel.set()
 
     def cancel_switch(self) -> bool:
         if not self.switching:
