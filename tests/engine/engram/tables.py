@@ -6,11 +6,11 @@ import errno
 import mmap
 import os
 import threading
-import time
 
 import numpy as np
 
 from dsv41chat.engine.engram.os_layer import LinuxLayer, MacLayer, Unsupported
+from dsv41chat.engine.engram.paths import WORKERS
 from dsv41chat.engine.engram.table import TableRef, TableSpec
 
 PAGE = mmap.PAGESIZE
@@ -114,7 +114,8 @@ def refuse_linux_calls(monkeypatch) -> None:
 class SlowDisk(LinuxLayer):
     """A drive where a page takes `delay_s`, however many are asked for at once, and nothing is cached at first.
 
-    A copy waits for pages whose read was started, and reads the others itself, one after another.
+    A copy waits for pages whose read was started, and reads the others itself, one after another. Time is not the
+    machine's: it passes where somebody waits here, and where the test calls tick().
     """
 
     advisers = ("process_madvise",)
@@ -122,37 +123,60 @@ class SlowDisk(LinuxLayer):
 
     def __init__(self, delay_s: float = 0.005):
         super().__init__()
-        self.delay_s = delay_s
+        self.delay_s, self.now = delay_s, 0.0
         self.ready: dict[int, float] = {}
+        self.maps: list = []
         self._lock = threading.Lock()
 
+    def clock(self):
+        return self.now
+
+    def tick(self, reader, seconds: float) -> None:
+        """Let the reader's threads do all they can do now, then let time pass, as computing does."""
+        idle = threading.Event()
+        reader.runner.lane.submit(idle.set, urgent=False)
+        assert idle.wait(30)
+        barrier = threading.Barrier(WORKERS + 1)
+        for _ in range(WORKERS):
+            reader.runner.paths.pool.submit(barrier.wait, 30)
+        barrier.wait(30)
+        with self._lock:
+            self.now += seconds
+
     def advise(self, means, fd, mapped, pages):
-        at = self.clock() + self.delay_s
         with self._lock:
             for page in pages.tolist():
-                self.ready.setdefault(page, at)
+                self.ready.setdefault((fd, page), self.now + self.delay_s)
 
     def mincore(self, mapped, pages):
-        now = self.clock()
-        return np.array([self.ready.get(page, now + 1) <= now for page in pages.tolist()], bool)
+        fd = next(fd for fd, m in self.maps if m is mapped)
+        return np.array([self.ready.get((fd, page), np.inf) <= self.now for page in pages.tolist()], bool)
 
     def take(self, rows, ids, out):
-        address = rows.ctypes.data
-        width = rows.shape[1]
-        base = next(m.address for m in self.maps if m.address <= address < m.address + len(m.array))
-        pages = np.unique((address - base + ids * width) // self.page_size)
-        for page in pages.tolist():
-            with self._lock:
-                now = self.clock()
-                at = self.ready.setdefault(page, now + self.delay_s)
-            if at > now:
-                time.sleep(at - now)
+        address, width = rows.ctypes.data, rows.shape[1]
+        fd, base = next((fd, m.address) for fd, m in self.maps if m.address <= address < m.address + len(m.array))
+        with self._lock:
+            for page in np.unique((address - base + ids * width) // self.page_size).tolist():
+                self.now = max(self.now, self.ready.setdefault((fd, page), self.now + self.delay_s))
         super().take(rows, ids, out)
 
     def map(self, fd, size):
         mapped = super().map(fd, size)
-        self.maps = [*getattr(self, "maps", []), mapped]
+        self.maps.append((fd, mapped))
         return mapped
+
+
+class GatedDisk(LinuxLayer):
+    """No copy ends before `gate` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.entered = threading.Event(), threading.Event()
+
+    def take(self, rows, ids, out):
+        self.entered.set()
+        assert self.gate.wait(30)
+        super().take(rows, ids, out)
 
 
 class FaultyDisk(LinuxLayer):

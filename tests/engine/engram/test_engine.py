@@ -19,11 +19,12 @@ from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.table import EngramSettings
 from dsv41chat.engine.errors import EngramReadError
 from dsv41chat.engine.events import Done, Prefill, Residency
+from dsv41chat.engine.trunk_v41 import TrunkV41
 from dsv41chat.nano import embedded_pack
 from tests.engine.engram.big_pack import grow_tables, write_rows
 from tests.engine.engram.tables import FakeMac, FaultyDisk, SlowDisk, drop_file, refuse_linux_calls
 
-GREEDY, TOKENS = SamplingParams(), 10
+GREEDY, TOKENS, LAYER_S = SamplingParams(), 10, 0.002
 LONG = "The river runs from the hills to the sea, and the towns on it trade in salt, wool and iron. " * 6
 HOW = {
     "auto": {},
@@ -43,8 +44,8 @@ def prompt(engine, text):
     return encode_prompt(engine.tokenizer, engine.family, [Message("user", text)], RenderOptions(thinking=False))
 
 
-def answer(engine, text=LONG, tokens=TOKENS, session=None, sampling=GREEDY) -> Done:
-    return list((session or engine.new_session()).generate(prompt(engine, text), sampling, max_tokens=tokens))[-1]
+def answer(engine, text=LONG, tokens=TOKENS, session=None, draft="auto") -> Done:
+    return list((session or engine.new_session()).generate(prompt(engine, text), GREEDY, max_tokens=tokens, draft=draft))[-1]
 
 
 def ids_hash(done: Done) -> str:
@@ -103,14 +104,18 @@ def test_one_answer_on_the_macos_paths(path, engine, reference, monkeypatch):
         assert ids_hash(answer(engine)) == reference
 
 
-@pytest.mark.parametrize("part", ("prefill", "decode"))
-def test_overlap_halves_the_waiting_and_changes_nothing(part, engine):
-    """On a drive of 5 ms per read. The second table's rows come while the layers before it run."""
-    waits, hashes = {}, set()
-    text, tokens = (LONG, 1) if part == "prefill" else ("Hello there", 12)
+PARTS = {"prefill": (LONG, 1, "off"), "decode": ("Hello", TOKENS, "off"), "drafted": ("Hello", TOKENS, 2)}
+
+
+@pytest.mark.parametrize("text, tokens, draft", PARTS.values(), ids=PARTS)
+def test_overlap_halves_the_waiting_and_changes_nothing(text, tokens, draft, engine, monkeypatch):
+    """On a drive of 5 ms per read and layers of 2 ms each. The second table's rows come while the layers before it run."""
+    waits, hashes, layer = {}, set(), TrunkV41._layer
     for overlap in (True, False):
-        with reading(engine, SlowDisk(), scales="mapped", overlap=overlap):
-            hashes.add(ids_hash(answer(engine, text, tokens)))
+        disk = SlowDisk()
+        with reading(engine, disk, scales="mapped", overlap=overlap), monkeypatch.context() as patch:
+            patch.setattr(TrunkV41, "_layer", lambda *args, disk=disk: disk.tick(engine.tables, LAYER_S) or layer(*args))
+            hashes.add(ids_hash(answer(engine, text, tokens, draft=draft)))
             waits[overlap] = waited(engine)
     assert len(hashes) == 1
     assert waits[True] <= waits[False] / 2, waits
@@ -234,7 +239,7 @@ def test_a_shard_cut_under_positional_reads(pack_copy, at, reference):
 
 @pytest.mark.parametrize("part", ("prefill", "decode"))
 def test_cancel_drops_queued_reads_and_the_retry_is_whole(part, engine, reference):
-    with reading(engine, SlowDisk(0.001), path="pool", scales="mapped"):
+    with reading(engine, path="pool", scales="mapped"):
         session, events = engine.new_session(), []
         stop = lambda: bool(events) and (part == "prefill" or len(events) > 4)
         for event in session.generate(prompt(engine, LONG), GREEDY, max_tokens=TOKENS, cancel=stop):
