@@ -189,6 +189,7 @@ class ChatApp(App[int]):
         """From now on everything is kept in `store`. unsaved: why that is memory only, empty when it is the disk."""
         old, self.store = self.store, store
         self.controller.store = self.host.store = store
+        store.on_deleted = self.host.states.forget
         self.unsaved = unsaved
         # The caller of run_app closes the store that it opened; those that came later are closed here.
         self._stores.append(old)
@@ -244,6 +245,19 @@ class ChatApp(App[int]):
         except (ConfigError, OSError) as error:
             self.not_saved(str(error))
         self.apply_settings(self.settings.changed("ui.theme", theme.name))
+
+    def cached_states(self) -> dict[str, int]:
+        """Bytes of stored states per conversation for the build that is loaded. Not on the event loop."""
+        states, view = self.host.states, self.host.view
+        if states.cache is None or view is None:
+            return {}
+        from dsv41chat.store.prompt_cache_room import listing
+
+        try:
+            return {row["conversation"]: row["bytes"] for row in listing(states.cache) if row["build"] == view.name}
+        except StoreError as error:
+            log.warning("the stored states cannot be listed: %s", error)
+            return {}
 
     def memory(self) -> tuple[int, int] | None:
         """(bytes in use by this process, bytes of the machine); None where the system does not say."""

@@ -163,10 +163,10 @@ class EngineHost:
         return f"{build.name} answers: {card_line(build.folder)} Add a real build: dsv41chat models add DIR"
 
     def probe(self, ref: BuildRef) -> BuildView:
-        """Read the headers of a build, no weights. Raises PackError."""
+        """Read the headers of a build, no weights. Waits for the engine thread, which lays the build out. Raises PackError."""
         if self.view is not None and self.view.folder == ref.folder:
             return self.view
-        info = self._prober(ref.folder)
+        info = self.thread.call(self._prober, ref.folder)
         return BuildView(
             ref.name, ref.folder, info.family, info.fingerprint, ref.embedded, context=info.context, drafter=info.drafter,
             resident_bytes=info.resident_bytes, table_bytes=info.table_bytes, bytes=info.bytes, has_tokenizer=info.has_tokenizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -254,6 +255,27 @@ async def test_a_failed_switch_leaves_the_old_build_answering(tmp_path):
         await until(lambda: app.host.view is not None and app.host.view.name == "other" and not chat.switching)
         await say(pilot, app, "third")
         assert app.store.message(chat.leaf_id).build_name == "other"
+
+
+@pytest.mark.parametrize("verdict", ["tight", "no"])
+async def test_a_tight_build_asks_with_the_whole_sum(tmp_path, verdict):
+    app = make_app(tmp_path, Script(answer="I am here"))
+    plain = app.host._prober
+
+    def prober(folder):
+        info = plain(folder)
+        info.admission = SimpleNamespace(verdict=verdict, context=4096, words="93.0 GB + 4.0 GB = 97.0 GB of 128.0 GB", remedies=("--context 2048",))
+        return info
+
+    app.host._prober = prober
+    async with app.run_test(size=(100, 30)) as pilot:
+        await until(lambda: "97.0 GB of 128.0 GB" in screen_text(app))
+        assert "--context 2048" in screen_text(app) and app.host.engine is None
+        await pilot.press("down", "enter")
+        await until(lambda: app.host.engine is not None)
+        assert app.host.force == (verdict == "no")
+        await say(pilot, app, "hello")
+        assert "I am here" in screen_text(app)
 
 
 async def test_a_store_that_refuses_leads_to_memory_and_back(tmp_path):

@@ -39,14 +39,17 @@ class Row:
 
 
 class BuildsScreen(Spawning, ModalScreen[str | None]):
-    """Returns the name of the build to switch to, None when it was closed. cost: a sentence on what switching now means."""
+    """Returns the name of the build to switch to, None when it was closed. cost: a sentence on what switching now means.
+
+    busy: an answer is running, so only names are shown: reading a build's headers would wait for it.
+    """
 
     BINDINGS = [Binding("escape", "close", "Close", show=False)]
     LIST_KEYS = {"i": "info", "v": "verify", "a": "add", "x": "remove"}
 
-    def __init__(self, host: EngineHost, store: Store, cost: str):
+    def __init__(self, host: EngineHost, store: Store, cost: str, busy: bool = False):
         super().__init__()
-        self._host, self._store, self._cost = host, store, cost
+        self._host, self._store, self._cost, self._busy = host, store, cost, busy
         self._rows: list[Row] = []
 
     def compose(self) -> ComposeResult:
@@ -79,7 +82,8 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
         for ref in self._host.builds():
             view, problem = None, ""
             try:
-                view = self._host.probe(ref)
+                if not self._busy or self._host.loaded(ref):
+                    view = self._host.probe(ref)
             except (EngineError, OSError) as error:
                 problem = str(error)
             rows.append(Row(ref, view, view.bytes if view is not None else 0, problem, self._host.loaded(ref)))
@@ -104,6 +108,8 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
         name += " " * (max(16, width // 3) - cell_len(name) + 2)
         if row.problem:
             rest = visible_line(row.problem)
+        elif row.view is None:
+            rest = "size and fit when the answer has ended"
         else:
             parts = [size(row.bytes).rjust(7), "loaded" if row.loaded else "", row.view.family]
             admission = row.view.admission
@@ -178,11 +184,12 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
         self.app.push_screen(LineScreen("Folder of a build (Tab completes)", complete=True), self._added)
 
     def _added(self, folder: str | None) -> None:
-        if not folder:
-            return
-        path = Path(folder).expanduser()
+        if folder:
+            self.spawn(self._register(Path(folder).expanduser()), "add")
+
+    async def _register(self, path: Path) -> None:
         try:
-            view = self._host.probe(BuildRef(path.name, path))
+            view = await asyncio.to_thread(self._host.probe, BuildRef(path.name, path))
             self._store.builds.add(path, family=view.family, fingerprint=view.fingerprint)
         except (EngineError, StoreError, OSError) as error:
             self.app.push_screen(TextScreen("This folder cannot be used", str(error)))

@@ -438,7 +438,7 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
 
     def action_conversations(self) -> None:
         current = self.conversation.id if self.conversation else None
-        self.app.push_screen(ConversationsScreen(self.app.store, current), self._list_closed)
+        self.app.push_screen(ConversationsScreen(self.app.store, current, cached=self.app.cached_states), self._list_closed)
 
     def _list_closed(self, result: tuple[str, str] | None) -> None:
         if result is None:

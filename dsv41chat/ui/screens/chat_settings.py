@@ -16,6 +16,7 @@ from dsv41chat.ui.present import duration, notice
 from dsv41chat.ui.render.entry import ANSWER
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.builds import BuildsScreen
+from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.screens.settings import SettingsScreen
 from dsv41chat.ui.status import loading_text
 from dsv41chat.ui.units import size
@@ -223,7 +224,8 @@ class SettingsActions:
         cost = f"Switching now: history {self.status.context_used:,} tokens must be prefilled by the new build." if self.status.context_used else ""
         if cost and self.status.prefill_rate:
             cost = cost[:-1] + f", about {duration(self.status.context_used / self.status.prefill_rate)}."
-        self.app.push_screen(BuildsScreen(self.app.host, self.app.store, cost), lambda name: name is not None and self.switch_build(name))
+        menu = BuildsScreen(self.app.host, self.app.store, cost, busy=self.pump.running)
+        self.app.push_screen(menu, lambda name: name is not None and self.switch_build(name))
 
     def switch_build(self, name: str) -> None:
         """Loads another build; the header changes when it is there, and the old one stays when it fails."""
@@ -237,7 +239,9 @@ class SettingsActions:
         elif self.app.host.loaded(ref):
             self._bound(ref.name)
         else:
-            self.spawn(self._switch(ref), "switch", exclusive=False)
+            if self.pump.running:
+                self.tell(f"{ref.name} is loaded when the answer has ended; esc stops it.")
+            self.spawn(self._load_if_it_fits(ref, quiet=False), "fit")
 
     def preload(self) -> None:
         """Loads the build that will answer while the user reads and writes; nothing happens where it cannot be loaded."""
@@ -248,7 +252,29 @@ class SettingsActions:
         except EngineError:
             # The conversation's first line says it already.
             return
-        self.spawn(self._switch(ref, quiet=True), "switch", exclusive=False)
+        self.spawn(self._load_if_it_fits(ref, quiet=True), "fit")
+
+    async def _load_if_it_fits(self, ref: Any, quiet: bool) -> None:
+        """Loads at once what fits; asks where memory is tight or short, with the whole sum."""
+        try:
+            admission = (await asyncio.to_thread(self.app.host.probe, ref)).admission
+        except (EngineError, OSError):
+            # The load itself says what is wrong with the folder.
+            admission = None
+        verdict = admission.verdict if admission is not None else "fits"
+        if verdict == "fits":
+            self.spawn(self._switch(ref, quiet), "switch", exclusive=False)
+            return
+        words = "Memory is tight for" if verdict == "tight" else "Memory is too small for"
+        remedies = f"\nInstead: {'; '.join(admission.remedies)}" if admission.remedies else ""
+        question = f"{words} {ref.name}.\n{admission.words}{remedies}"
+        choices = [("no", "do not load it"), ("yes", "load it" if verdict == "tight" else "load it all the same")]
+        self.app.push_screen(AskScreen(question, choices), lambda answer: self._load_asked(ref, quiet, verdict, answer))
+
+    def _load_asked(self, ref: Any, quiet: bool, verdict: str, answer: str | None) -> None:
+        if answer == "yes":
+            self.app.host.force = self.app.host.force or verdict == "no"
+            self.spawn(self._switch(ref, quiet), "switch", exclusive=False)
 
     def prepare(self) -> None:
         """Brings back the state of the conversation on screen while the user reads; says how much is ready, or why nothing is."""

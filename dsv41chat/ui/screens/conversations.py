@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from rich.cells import cell_len
@@ -20,6 +21,7 @@ from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
 from dsv41chat.ui.spawn import Spawning
+from dsv41chat.ui.units import size
 
 FULL_TEXT_DELAY_S = 0.150
 PREVIEWED = 6
@@ -28,7 +30,7 @@ SORTS = ("recent", "title", "created", "size")
 
 
 class ConversationsScreen(Spawning, ModalScreen[tuple[str, str] | None]):
-    """Returns ("open", id), ("new", ""), ("export", id) or None."""
+    """Returns ("open", id), ("new", ""), ("export", id) or None. cached: bytes of stored states per conversation, for this build."""
 
     BINDINGS = [
         Binding("escape", "close", "Close", show=False),
@@ -40,9 +42,10 @@ class ConversationsScreen(Spawning, ModalScreen[tuple[str, str] | None]):
         "b": "by_build", "slash": "to_filter",
     }  # fmt: skip
 
-    def __init__(self, store: Store, current: str | None = None, query: str = ""):
+    def __init__(self, store: Store, current: str | None = None, query: str = "", cached: Callable[[], dict[str, int]] = dict):
         super().__init__()
-        self._store, self._current, self._query = store, current, query
+        self._store, self._current, self._query, self._read_cached = store, current, query, cached
+        self._cached: dict[str, int] = {}
         self._rows: list[Any] = []
         self._order = 0
         self._build: str | None = None
@@ -61,6 +64,7 @@ class ConversationsScreen(Spawning, ModalScreen[tuple[str, str] | None]):
     def on_mount(self) -> None:
         self.query_one(Input).focus() if self._query else self.query_one(OptionList).focus()
         self._reload()
+        self.spawn(self._look_at_states(), "states")
 
     def on_resize(self) -> None:
         self._show()
@@ -69,6 +73,10 @@ class ConversationsScreen(Spawning, ModalScreen[tuple[str, str] | None]):
 
     def _reload(self) -> None:
         self.spawn(self._load(), "list")
+
+    async def _look_at_states(self) -> None:
+        self._cached = await asyncio.to_thread(self._read_cached)
+        self._show()
 
     async def _load(self) -> None:
         """Titles first; after a pause the text too, unless another key came."""
@@ -104,8 +112,11 @@ class ConversationsScreen(Spawning, ModalScreen[tuple[str, str] | None]):
         right = [f"{row.messages} msg", age(row.updated).rjust(9)]
         if width >= 60:
             right.insert(1, f"{row.context_used / 1000:5.1f}k ctx" if row.context_used else "         ")
-        if width >= 80:
-            right.insert(2, crop_cells(visible_line(row.build_name or "-"), 22).ljust(22))
+        if width >= 70:
+            stored = self._cached.get(row.id)
+            right.insert(2, f"cached {size(stored)}".ljust(14) if stored else "-".ljust(14))
+        if width >= 96:
+            right.insert(3, crop_cells(visible_line(row.build_name or "-"), 22).ljust(22))
         tail = "  ".join(right)
         room = width - cell_len(tail) - 4
         mark = "* " if row.pinned else "  "
