@@ -29,7 +29,7 @@ from dsv41chat.cli_options import (
     turn_settings,
 )
 from dsv41chat.settings import Settings, load_settings, near
-from dsv41chat.ui.output import Out, OutputFailed, ReaderGone, Stderr, UsageError
+from dsv41chat.ui.output import Out, OutputFailed, ReaderGone, Stderr, UsageError, require_stdout
 
 if TYPE_CHECKING:
     from dsv41chat.store import Conversation, Store
@@ -172,6 +172,8 @@ class _Chat:
         from dsv41chat.ui import headless
         from dsv41chat.ui.interrupts import Interrupts
 
+        if args.path is None and args.batch_output is None:
+            require_stdout()
         with Interrupts(args.timeout) as self.interrupts:
             self.out = Out(Path(args.path).expanduser() if args.path else None, force=args.force, interrupts=self.interrupts)
             self.sink = headless.make_sink(

@@ -14,7 +14,7 @@ from typing import Any
 
 from dsv41chat.cli_options import PLANNED, Parser, add_common, chat_parser, program
 from dsv41chat.settings import ConfigError, Settings, load_settings
-from dsv41chat.ui.output import SCHEMA, Out, ReaderGone, Stderr, UsageError
+from dsv41chat.ui.output import SCHEMA, Out, OutputFailed, ReaderGone, Stderr, UsageError, require_stdout
 from dsv41chat.ui.sanitize import visible_line
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ def run_command(command: str, argv: Sequence[str], make_host: Callable[..., Any]
     try:
         if command in PLANNED:
             raise UsageError(f"The command {command} is not available in this version.", hint=f'{program()} -p "{command}" sends it as a prompt')
+        require_stdout()
         _refuse_chat_options(command, argv[:before])
         args = _parse(command, argv)
         settings = None
@@ -167,6 +168,8 @@ def _fail(error: Exception, as_json: bool, stderr: Stderr) -> int:
 
     if isinstance(error, UsageError | ConfigError | EngineError | StoreError):
         code, message, hint = error.code, str(error), error.hint
+    elif isinstance(error, OutputFailed):
+        code, message, hint = error.code, str(error), ""
     else:
         log.error("unexpected failure", exc_info=error)
         code, message, hint = "internal", f"{type(error).__name__}: {error}", f"{program()} -vv shows the log"
@@ -177,6 +180,8 @@ def _fail(error: Exception, as_json: bool, stderr: Stderr) -> int:
             Out().write(json.dumps(fields, ensure_ascii=False) + "\n")
         except ReaderGone:
             log.info("nobody reads the error")
+        except OutputFailed:
+            stderr.line(f"dsv41chat: {message}")
     else:
         stderr.line(f"dsv41chat: {message}" + (f"  Try: {hint}" if hint else ""))
     return number

@@ -26,6 +26,9 @@ examples:
   cat notes.txt | dsv41chat -p "Summarise"  piped input, then the prompt
   dsv41chat --stream-json "hi" | jq .type   one JSON object per event
 
+a line of --batch: {"id": "a1", "prompt": "..."}; messages ([{"role", "content"}, ...]) instead of prompt; system, params (named as the
+options: temperature, max_tokens, effort, seed, stop, ...) and conversation may be added. One result line comes out for each.
+
 commands: conversations, models, cache, config, doctor, bench (each has -h). A prompt that reads like a command: -p TEXT or -- TEXT.
 """
 
@@ -173,7 +176,7 @@ def chat_parser() -> Parser:
     action = g.add_mutually_exclusive_group()
     action.add_argument("--load-only", action="store_true", help="load the build, report, exit")
     action.add_argument("--dry-run", action="store_true", help="count the prompt's tokens, exit")
-    action.add_argument("--batch", metavar="PATH", help="answer a JSON-lines file of prompts; - is standard input")
+    action.add_argument("--batch", metavar="PATH", help="answer a JSON-lines file of prompts (fields: see below); - is standard input")
     g.add_argument("--batch-output", metavar="PATH", help="where --batch writes (default: stdout)")
     g.add_argument("--resume-batch", action="store_true", help="skip what is done in --batch-output, append the rest")
     g.add_argument("--fail-fast", action="store_true", help="end the batch at the first failure")

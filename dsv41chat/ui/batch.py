@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from dsv41chat.ui.turn import TurnController
 
 FAILED_ITEMS = 9
+_FIELDS = ("id", "prompt", "messages", "system", "params", "conversation")
 _SESSION = "batch"
 _PARAMS = (
     "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "max_tokens", "effort", "draft", "seed", "stop",
 )  # fmt: skip
+
+
+ITEM_FIELDS = f"an item is an object with {', '.join(_FIELDS)}; params may hold {', '.join(_PARAMS)}"
 
 
 @dataclass(frozen=True)
@@ -68,15 +72,16 @@ def read_items(path: str, *, use_stdin: bool = True) -> list[Item]:
             raise UsageError("--batch - needs piped input.")
     else:
         text = read_text(path, path)
-    items = [_item(line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not items:
-        raise UsageError(f"{path}: there are no items.")
-    seen: set[str] = set()
-    for item in items:
+    numbered = [(number, _item(line, number)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not numbered:
+        raise UsageError(f"{path}: there are no items.", hint=ITEM_FIELDS)
+    seen: dict[str, int] = {}
+    for number, item in numbered:
         if item.id in seen:
-            raise UsageError(f"{path}: the id {item.id!r} is there twice.")
-        seen.add(item.id)
-    return items
+            where = f"in line {seen[item.id]} and in line {number}"
+            raise UsageError(f"{path}: the id {item.id!r} is there twice, {where}.", hint="one id per line, or none")
+        seen[item.id] = number
+    return [item for _, item in numbered]
 
 
 def _item(line: str, number: int) -> Item:
@@ -89,9 +94,9 @@ def _item(line: str, number: int) -> Item:
             if not isinstance(data["id"], str | int) or isinstance(data["id"], bool):
                 raise ValueError("id must be a text")
             id = str(data["id"])
-        unknown = [name for name in data if name not in ("id", "prompt", "messages", "system", "params", "conversation")]
+        unknown = [name for name in data if name not in _FIELDS]
         if unknown:
-            raise ValueError(f"unknown field {unknown[0]!r}{near(unknown[0], ('prompt', 'messages', 'system', 'params', 'conversation'))}")
+            raise ValueError(f"unknown field {unknown[0]!r}{near(unknown[0], _FIELDS)}")
         for name in ("prompt", "system", "conversation"):
             if name in data and not isinstance(data[name], str):
                 raise ValueError(f"{name} must be a text")
@@ -150,26 +155,36 @@ def run(items: Sequence[Item], controller: TurnController, plan: Plan, out: Out,
     done: set[str] = set()
     writer: Any = out
     if plan.output is not None:
-        writer = _ResultFile(Path(plan.output).expanduser(), resume=plan.resume, force=plan.force)
+        again = {item.id for item in items}
+        writer = _ResultFile(Path(plan.output).expanduser(), resume=plan.resume, force=plan.force, again=again)
         done = writer.done
     interrupts.on_stop, interrupts.on_abort = controller.cancel, controller.abort
     base = secrets.randbelow(1 << 31) if plan.seed is None else plan.seed
-    failed = False
+    ran = failed = 0
     try:
         for index, item in enumerate(items):
             if item.id in done:
                 continue
             line, ended = _run_item(item, controller, plan, base + index, stderr, interrupts)
             writer.write(json.dumps({"v": SCHEMA, "id": item.id} | line, ensure_ascii=False) + "\n")
-            failed = failed or not line["ok"]
+            ran += 1
             if ended:
                 return interrupts.code or 130
+            failed += not line["ok"]
             if failed and plan.fail_fast:
                 break
     finally:
         if writer is not out:
             writer.close()
+        _sum_up(len(items), len([item for item in items if item.id in done]), ran, failed, stderr)
     return FAILED_ITEMS if failed else 0
+
+
+def _sum_up(items: int, done: int, ran: int, failed: int, stderr: Stderr) -> None:
+    """One line for people: stdout or a file holds one line per item, and nobody counts them."""
+    left = items - done - ran
+    parts = [f"{done:,} were done before"] * (done > 0) + [f"{left:,} did not run"] * (left > 0)
+    stderr.notice(f"batch: {failed:,} of {ran:,} items failed" + "".join(f"; {part}" for part in parts))
 
 
 def _run_item(item: Item, controller: TurnController, plan: Plan, seed: int, stderr: Stderr, interrupts: Interrupts) -> tuple[dict[str, Any], bool]:
@@ -177,7 +192,7 @@ def _run_item(item: Item, controller: TurnController, plan: Plan, seed: int, std
     if interrupts.code is not None:
         return _error(*interrupts.error), True
     if item.error is not None:
-        return _error("usage", item.error), False
+        return _error("usage", item.error, ITEM_FIELDS), False
     try:
         request = _request(item, controller, plan, seed)
     except (StoreError, EngineError) as error:
@@ -228,7 +243,7 @@ def _request(item: Item, controller: TurnController, plan: Plan, seed: int) -> T
         parent_id = store.add_message(conversation_id, parent_id, role, content).id
     return TurnRequest(
         conversation_id, text=messages[-1][1], parent_id=parent_id, system=system, build=plan.build,
-        overrides={"seed": seed} | item.params, session=_SESSION,
+        overrides={"seed": seed} | item.params, session=_SESSION, build_first=True,
     )  # fmt: skip
 
 
@@ -239,8 +254,10 @@ def _error(code: str, message: str, hint: str = "") -> dict[str, Any]:
 class _ResultFile:
     """The output file: appended to, a line at a time, each one on disk before the next item runs."""
 
-    def __init__(self, path: Path, *, resume: bool, force: bool):
+    def __init__(self, path: Path, *, resume: bool, force: bool, again: set[str]):
+        """again: ids of this batch; what an earlier run could not do of them is done again, and its line goes."""
         self.done: set[str] = set()
+        self._again = again
         if path.exists() and not (resume or force):
             raise UsageError(f"{path} exists already.", hint="--resume-batch continues it, --force overwrites it")
         try:
@@ -251,18 +268,41 @@ class _ResultFile:
             self._repair(str(path))
 
     def _repair(self, name: str) -> None:
-        """Note which items are done; drop a last line that was cut."""
-        good = 0
+        """Note which items are done; drop a last line that was cut, and the failures of items that run again: one line per id."""
+        kept, dropped = [], False
         for number, line in enumerate(self._file.read().split(b"\n")[:-1], 1):
             try:
                 row = json.loads(decode(line, name))
-                if row.get("ok") is True:
-                    self.done.add(str(row["id"]))
+                id, ok = str(row["id"]), row.get("ok") is True
             except (ValueError, AttributeError, KeyError):
                 raise UsageError(f"{name}, line {number} is not a result of a batch.", hint="choose another --batch-output") from None
-            good += len(line) + 1
-        self._file.seek(good)
+            if ok:
+                self.done.add(id)
+            if ok or id not in self._again:
+                kept.append(line)
+            else:
+                dropped = True
+        if dropped:
+            self._replace(name, b"".join(line + b"\n" for line in kept))
+            return
+        self._file.seek(sum(len(line) + 1 for line in kept))
         self._file.truncate()
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Give the file other contents, whole or not at all, and go on at its end."""
+        path = Path(name)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            file = open(temporary, "xb+")  # noqa: SIM115 - closed by close()
+            os.fchmod(file.fileno(), os.fstat(self._file.fileno()).st_mode & 0o777)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            raise UsageError(f"{name} cannot be written: {error.strerror}.") from error
+        self._file.close()
+        self._file = file
 
     def write(self, text: str) -> None:
         self._file.write(text.encode("utf-8"))

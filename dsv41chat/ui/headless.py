@@ -21,6 +21,7 @@ from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Pre
 
 if TYPE_CHECKING:
     from dsv41chat.ui.host import EngineHost
+    from dsv41chat.ui.turn_events import BuildRef
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class _Runner:
         self.warned = False
         self.conversation_id = job.conversation_id
         self.phase, self.tokens = "starting", 0
+        self.answered = 0
 
     def run(self) -> int:
         if self.job.action == "dry-run":
@@ -83,12 +85,13 @@ class _Runner:
         if self.job.action == "load":
             return self._load_only()
         finished: list[Finished] = []
+        default = self._default()
         for index, prompt in enumerate(self.job.prompts):
             self.sink.turn = index
             first = index == 0
             request = TurnRequest(
                 self.conversation_id, text=prompt, parent_id=self.job.parent_id if first else LEAF,
-                system=self.job.system if first else None, title=self.job.title, build=self.job.build,
+                system=self.job.system if first else None, title=self.job.title, build=self.job.build, build_first=True,
             )  # fmt: skip
             last = self._turn(request)
             if isinstance(last, Failed):
@@ -96,8 +99,11 @@ class _Runner:
             if last.finish == "cancelled" or self.interrupts.code is not None:
                 return self.fail(self._cancelled(last))
             finished.append(last)
+            self.answered += 1
             self.sink.turn_done()
+            self._say_cut(last)
             self.stderr.timing(receipt(last))
+        self._say_default(default)
         code = STRICT_CODES.get(finished[-1].finish, 0) if self.job.strict else 0
         self.sink.done(finished, code, {})
         return code
@@ -117,6 +123,32 @@ class _Runner:
         finally:
             events.close()
         raise RuntimeError("the turn ended without saying how")
+
+    def _say_cut(self, last: Finished) -> None:
+        """Text alone does not show that an answer is not whole."""
+        usage = last.usage
+        if not self.sink.text or last.finish not in STRICT_CODES:
+            return
+        tokens = f"{usage.get('completion_tokens', len(last.ids)):,} tokens"
+        if last.finish == "loop":
+            text = f"the answer was ended after {tokens}: it repeats itself."
+        elif usage.get("context_used", 0) >= usage.get("context_limit", 1 << 62):
+            text = f"the answer was cut after {tokens}: the context of {usage['context_limit']:,} tokens is full (--context)."
+        else:
+            text = f"the answer was cut after {tokens}: the length limit (--max-tokens)."
+        self.stderr.notice(f"warning: {text}")
+
+    def _default(self) -> BuildRef | None:
+        """The build that answers new conversations when nobody names one; None where nobody but the user can change that."""
+        host = self.controller.host
+        return None if self.job.build is None or host.settings.engine.model else host.resolve()
+
+    def _say_default(self, before: BuildRef | None) -> None:
+        """The build that answered last is the default: say so when an answer changed it."""
+        now = self._default() if before is not None else None
+        if now is not None and now.folder != before.folder:
+            fix = f"{self.job.program} config set engine.model {before.name}"
+            self.stderr.notice(f"{now.name} now answers new conversations by default, not {before.name}; to fix one: {fix}")
 
     def _started(self, event: Started) -> None:
         if self.conversation_id is None and self.controller.saving and self.sink.text:
@@ -151,8 +183,14 @@ class _Runner:
             if failed.code == "interrupted":  # abandoned by a second signal or after the time limit
                 name, message = self.interrupts.error
                 failed = Failed(name, message, failed.hint, failed.conversation_id, failed.partial)
-        if self.sink.text and failed.conversation_id is not None and self.controller.saving:
-            self.stderr.notice(f"resume with: {self.job.program} --resume {failed.conversation_id}")
+        if failed.conversation_id is not None and self.controller.saving:
+            if self.job.conversation_id is None and self.answered == 0 and failed.partial is None:
+                kept = f"your message is kept unanswered in the new conversation {failed.conversation_id}; "
+                undo = f", or drop it: {self.job.program} conversations delete {failed.conversation_id}"
+            else:
+                kept = undo = ""
+            if self.sink.text or kept:
+                self.stderr.notice(f"{kept}resume with: {self.job.program} --resume {failed.conversation_id}{undo}")
         try:
             self.sink.failed(failed, code)
         except ReaderGone:

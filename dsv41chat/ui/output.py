@@ -50,6 +50,12 @@ class OutputFailed(Exception):
     hint = "the answer is stored: dsv41chat conversations show"
 
 
+def require_stdout() -> None:
+    """Raise UsageError when standard output is closed (`>&-`): whoever asked could never be answered."""
+    if sys.stdout is None:
+        raise UsageError("Standard output is closed, so there is nowhere to write to.", hint="-o PATH")
+
+
 class Out:
     """Bytes to stdout, or to a file that appears under its name only when `close(True)` is called.
 
@@ -64,7 +70,7 @@ class Out:
         self._temporary: str | None = None
         self._file: BinaryIO | None = None
         if path is None:
-            # A closed descriptor 1 gives None: there is nobody to read.
+            # A closed descriptor 1 gives None. Before anything is computed `require_stdout` refuses it.
             self._file = getattr(sys.stdout, "buffer", None)
             return
         if path.exists() and not force:
@@ -82,7 +88,7 @@ class Out:
     def write(self, text: str) -> None:
         """Write and flush."""
         if self._file is None:
-            return
+            raise OutputFailed("Standard output is closed.")
         if self._given_up:
             raise ReaderGone
         try:
@@ -146,6 +152,7 @@ class Stderr:
         self._line = ""
         self._last = 0.0
         self._open_line = False  # streamed thinking without its newline
+        self.answer_open = False  # the answer's last line has no newline yet and stands on this terminal
 
     def notice(self, text: str) -> None:
         """A line that --quiet hides."""
@@ -159,16 +166,25 @@ class Stderr:
 
     def line(self, text: str) -> None:
         self.clear()
-        if self._open_line:
-            self._write("\n")
-            self._open_line = False
+        self.end_line()
         self._write((visible_line(text) if self.terminal else text) + "\n")
+
+    def end_line(self) -> None:
+        """Begin a new line where thinking, or an answer on the same terminal, stands without its newline."""
+        answer = self.answer_open and self.terminal  # written to a file, these lines do not meet the answer
+        if self._open_line or answer:
+            self._write("\n")
+        self._open_line = False
+        if answer:
+            self.answer_open = False
 
     def thinking(self, text: str) -> None:
         """Streamed thinking, dim on a terminal."""
         if not text:
             return
         self.clear()
+        if self.answer_open:
+            self.end_line()
         shown = visible(text) if self.terminal else text
         self._write(f"\x1b[2m{shown}\x1b[0m" if self.color else shown)
         self._open_line = not text.endswith("\n")
@@ -307,7 +323,7 @@ class TextSink(Sink):
             text = text if block is None else block
         if not self.stream:
             self._put(text)
-        if not self._ends_line:
+        if not self._ends_line and (self.stderr.answer_open or not self.out.terminal):
             self._put("\n")
 
     def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
@@ -322,7 +338,10 @@ class TextSink(Sink):
     def _put(self, text: str) -> None:
         if text:
             self.stderr.clear()
+            if self.out.terminal and not self.stderr.answer_open:
+                self.stderr.end_line()
             self._ends_line = text.endswith("\n")
+            self.stderr.answer_open = self.out.terminal and not self._ends_line
             self.out.write(visible(text) if self.out.terminal else text)
 
 

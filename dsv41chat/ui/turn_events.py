@@ -81,6 +81,8 @@ class TurnRequest:
     continue_from: id of an answer that was cut: a sibling that starts with all of its text.
     build: a build argument (folder, name or prefix), None: the conversation's, the configured, the last used, the embedded.
     queue_id, clear_draft: the text was waiting there; it leaves in the transaction that stores the message.
+    build_first: make a new conversation only when its build is there and a back end to run it: a script that names a build wrongly leaves
+    nothing behind. A person's text is kept in any case.
     overrides: TurnOptions fields for this turn alone. session: turns with the same key share a lane (default: the conversation).
     """
 
@@ -97,6 +99,7 @@ class TurnRequest:
     clear_draft: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
     session: str | None = None
+    build_first: bool = False
 
     def __post_init__(self):
         if sum(x is not None for x in (self.text, self.regenerate, self.continue_from)) != 1:

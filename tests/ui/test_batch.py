@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from dsv41chat.cli_options import chat_parser
 from dsv41chat.store import Store
 from tests.ui.fakes import Script
 from tests.ui.program import child
@@ -133,3 +134,34 @@ def test_interrupted_and_resumed_has_no_duplicates(tmp_path):
 @pytest.mark.parametrize("argv", [["a prompt"], ["-c"], ["--json"], ["-o", "x"], ["--extract"], ["--strict"], ["-f", "x"], ["--fork"]])
 def test_options_that_do_not_go_with_batch(program, argv):
     assert program("--batch", "-", *argv, stdin=THREE).code == 2
+
+
+def test_what_a_line_may_hold_is_said_where_it_is_wrong(program):
+    (row,) = lines(program("--batch", "-", stdin='{"prompt":"x","mesages":[]}\n').out)
+    assert "did you mean messages" in row["error"]["message"]
+    assert all(name in row["error"]["hint"] for name in ("id", "prompt", "messages", "system", "params", "conversation", "max_tokens"))
+    assert '"prompt": "..."' in chat_parser().format_help() and "conversation may be added" in chat_parser().format_help()
+    twice = program("--batch", "-", stdin='{"id":"a","prompt":"x"}\n\n{"id":"a","prompt":"y"}\n')
+    assert twice.code == 2 and "'a' is there twice, in line 1 and in line 3" in twice.err
+
+
+def test_the_end_of_a_batch_is_summed_up(program, tmp_path):
+    assert "batch: 1 of 3 items failed\n" in program("--batch", "-", stdin=THREE).err
+    assert program("-q", "--batch", "-", stdin=THREE).err == ""
+    assert "1 of 2 items failed; 1 did not run" in program("--batch", "-", "--fail-fast", stdin=THREE).err
+    out = str(tmp_path / "out.jsonl")
+    program("--batch", "-", "--batch-output", out, stdin=THREE)
+    assert "1 of 1 items failed; 2 were done before" in program("--batch", "-", "--batch-output", out, "--resume-batch", stdin=THREE).err
+
+
+def test_a_resumed_batch_has_one_line_per_id(program, tmp_path):
+    path = tmp_path / "out.jsonl"
+    program("--batch", "-", "--batch-output", str(path), stdin=THREE)
+    path.chmod(0o640)
+    for _ in range(2):
+        again = program("--batch", "-", "--batch-output", str(path), "--resume-batch", stdin=THREE)
+        assert again.code == 9 and sorted(row["id"] for row in lines(path.read_text())) == ["a", "b", "c"]
+    assert path.stat().st_mode & 0o777 == 0o640 and [p.name for p in tmp_path.glob(".out*")] == []
+    other = '{"id": "d", "prompt": "four"}\n'
+    assert program("--batch", "-", "--batch-output", str(path), "--resume-batch", stdin=other).code == 0
+    assert [row["id"] for row in lines(path.read_text())] == ["a", "c", "b", "d"], "what this batch does not run stays"

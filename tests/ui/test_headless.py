@@ -607,3 +607,86 @@ def test_an_interrupted_answer_is_announced_at_the_next_start(program):
     result = program("--stream-json", "next")
     assert "interrupted" in result.err and [w["code"] for w in result.of("warning")] == ["interrupted"]
     assert "interrupted" not in program("--headless", "once more").err
+
+
+def test_a_build_that_is_not_there_leaves_no_conversation(program, monkeypatch):
+    for words in (["--headless"], ["--json"], ["--stream-json"], ["--conversation", "a title", "--json"]):
+        result = program(*words, "-m", "nosuch", "hi")
+        assert result.code == 4 and "kept" not in result.err
+    assert program("conversations", "list", "--json").object == []
+    one = program("--json", "hi").object["conversation"]
+    assert program("--json", "-c", "-m", "nosuch", "kept anyway").object["conversation"] == one
+    with Store.open(program.data, readonly=True) as store:
+        assert [m.text for m in store.tree(one) if m.role == "user"] == ["hi", "kept anyway"]
+
+
+def test_a_new_conversation_that_got_no_answer_is_named(program):
+    long = program("--headless", "x" * 200, script=Script(context_limit=100))
+    (said,) = [line for line in long.err.splitlines() if "kept unanswered" in line]
+    (row,) = program("conversations", "list", "--json").object
+    assert long.code == 7 and f"conversation {row['id']}" in said and f"conversations delete {row['id']}" in said
+    late = program("--json", "--timeout", "0.01", "hi", script=Script(load_s=0.2))
+    assert late.code == 124 and "kept unanswered" in late.err
+    assert "kept unanswered" not in program("--json", "-c", "x" * 200, script=Script(context_limit=100)).err
+
+
+def test_an_answer_that_is_not_whole_says_so(program):
+    for words, said in ((["--max-tokens", "5"], "cut after 5 tokens: the length limit (--max-tokens)"), ([], "")):
+        result = program("--headless", "--effort", "off", *words, "hi")
+        assert (said in result.err) and ("warning" in result.err) is bool(said)
+    assert "repeats itself" in program("--headless", "hi", script=Script(finish="loop")).err
+    assert "is full (--context)" in program("--headless", "--effort", "off", "hi", script=Script("x" * 200, context_limit=100)).err
+    assert "cut after" not in program("-q", "--headless", "--max-tokens", "5", "hi").err
+    assert "cut after" not in program("--json", "--max-tokens", "5", "hi").err, "scripts read finish"
+
+
+def test_an_answer_that_changes_the_default_build_says_so(program, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    result = program("--headless", "-m", str(tmp_path / "other"), "hi")
+    assert "other now answers new conversations by default, not nano" in result.err
+    assert "by default" not in program("--headless", "-m", "other", "hi").err + program("--headless", "hi").err
+    assert "nano now answers" in program("--headless", "-m", "nano", "hi").err
+
+
+@pytest.mark.parametrize("argv", [["--headless", "-p", "hi"], ["--json", "hi"], ["conversations", "list"], ["models", "list", "--json"]])
+def test_a_closed_stdout_is_refused_before_anything_runs(program, monkeypatch, argv):
+    import io
+    import sys
+
+    from dsv41chat import cli
+
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", err)
+    assert cli.main(["--data-dir", str(program.data), *argv]).code == 2
+    assert "Standard output is closed" in err.getvalue() and not (program.data / "chat.db").exists()
+
+
+def test_what_shares_a_terminal_begins_its_own_line(monkeypatch):
+    import io
+    import sys
+
+    from dsv41chat.engine.events import Piece
+    from dsv41chat.ui.output import Out, Stderr, TextSink
+
+    class Terminal(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    def written(stderr_is_file=False):
+        both = Terminal(io.BytesIO(), encoding="utf-8", write_through=True)
+        monkeypatch.setattr(sys, "stdout", both)
+        log = io.StringIO()
+        stderr = Stderr(color=False, stream=log if stderr_is_file else both)
+        sink = TextSink(Out(), stderr, lambda: 0.0, stream=True, show_thinking=True, extract=None)
+        for event in (Piece("thinking", "hm", (1,)), Piece("answer", "one ", (2,)), Piece("answer", "two", (3,))):
+            sink.event(event)
+        stderr.line("warning: first")
+        sink.event(Piece("answer", "three", (4,)))
+        sink.turn_done()
+        stderr.line("end")
+        return both.buffer.getvalue().decode().replace("\r", ""), log.getvalue()
+
+    assert written()[0] == "hm\none two\nwarning: first\nthree\nend\n"
+    assert written(stderr_is_file=True) == ("one twothree\n", "hm\nwarning: first\nend\n")

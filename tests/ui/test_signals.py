@@ -214,7 +214,7 @@ def test_closed_and_silent_standard_input_do_not_hang(tmp_path):
 
 def test_closed_standard_output(tmp_path):
     process = child(tmp_path, ["--headless", "-q", "hi"], {}, preexec_fn=lambda: __import__("os").close(1))
-    assert process.wait(30) == 0
+    assert process.wait(30) == 2 and b"Standard output is closed" in process.stderr.read()
 
 
 def test_kill_9_loses_less_than_a_second(tmp_path):
