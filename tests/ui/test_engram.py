@@ -165,3 +165,11 @@ def test_stats_page_has_the_tables():
     assert rows[-1][0] == "tables" and "probe" in rows[-1][1]
     assert table_rows({}) == []
     engine.close()
+
+
+def test_settings_reach_the_reader(tmp_path, capfd):
+    words = ["--stream-json", "--data-dir", str(tmp_path / "data"), "--model", "nano", "--max-tokens", "3", "--no-stdin", "Hello"]
+    assert main([*words, "--engram", "resident"]).code == 0
+    events = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert set(states(events)) == {"engram resident"}
+    assert events[-1]["residency"]["cold_rows"] == 0 and events[-1]["residency"]["warm_rows"] > 0

@@ -9,7 +9,7 @@ import pytest
 
 from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.table import EngramSettings
-from dsv41chat.engine.errors import EngramReadError
+from dsv41chat.engine.errors import Cancelled, DoesNotFit, EngramReadError
 from tests.engine.engram.tables import FaultyDisk, assert_rows, write_table
 
 ROWS = 20_000
@@ -129,3 +129,28 @@ def test_resident_tables_survive_a_missing_volume(spec):
     assert_rows(packed, spec, IDS)
     assert reader.residency()[0].state == "resident"
     reader.close()
+
+
+def test_tables_that_do_not_fit_are_refused_before_they_are_copied(spec):
+    class Small(FaultyDisk):
+        def memory(self):
+            return 1 << 30, ROWS * 264 - 1
+
+    layer = Small()
+    with pytest.raises(DoesNotFit, match="need 0.0 GB in memory") as caught:
+        EngramReader.open([spec], EngramSettings(mode="resident"), os_layer=layer)
+    assert "--engram stream" in caught.value.hint
+    EngramReader.open([spec], EngramSettings(mode="stream"), os_layer=layer).close()
+
+
+def test_copying_tables_reports_progress_and_can_be_stopped(spec):
+    seen = []
+    reader = EngramReader.open([spec], EngramSettings(mode="resident"), progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (ROWS * 264, ROWS * 264) and len(seen) == 2
+    reader.close()
+
+    def stop(done, total):
+        raise Cancelled("loading was cancelled")
+
+    with pytest.raises(Cancelled):
+        EngramReader.open([spec], EngramSettings(mode="resident"), progress=stop)
