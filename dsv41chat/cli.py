@@ -257,7 +257,10 @@ class _Chat:
         except StoreError as error:
             # The screen opens all the same; the user decides whether to go on without saving.
             notices.append(f"not saved: {error}")
-            self.store = Store.memory()
+            try:
+                self.store = Store.memory(copy_of=settings.paths.data)
+            except StoreError:
+                self.store = Store.memory()
             controller = self._controller(settings)
         try:
             place = self._place(args)

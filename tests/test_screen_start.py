@@ -103,6 +103,20 @@ def test_a_database_that_cannot_be_opened_is_said_on_the_screen(screen, program)
     assert result.code == 0 and any("not saved" in notice for notice in start.notices) and controller.store.path is None
 
 
+def test_conversations_in_a_folder_that_cannot_be_written_are_there(screen, program, monkeypatch):
+    one = program("--headless", "--json", "-p", "first").object
+    # Rights do not stop root, so the answer of the system is replaced.
+    monkeypatch.setattr("dsv41chat.store.db.access", lambda place, mode: False)
+    result, start, _, controller = screen("-c")
+    assert result.code == 0 and any("cannot be written" in notice for notice in start.notices)
+    assert start.view.conversation.id == one["conversation"] and len(start.view.messages) == 2 and not start.view.readonly
+    with Store.memory(copy_of=program.data) as store:
+        assert [row.id for row in store.list_conversations()] == [one["conversation"]]
+        store.add_message(one["conversation"], store.last_conversation().leaf_id, "user", "more")
+    with Store.open(program.data, readonly=True) as store:
+        assert len(store.tree(one["conversation"])) == 2
+
+
 def test_on_leaving_it_says_how_to_come_back(program, monkeypatch):
     one = program("--json", "first").object["conversation"]
     monkeypatch.setattr("dsv41chat.ui.app.run_app", lambda controller, start: 0)

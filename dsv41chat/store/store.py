@@ -85,10 +85,30 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
 
     @classmethod
     def memory(
-        cls, *, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic, background: bool = True
+        cls,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        background: bool = True,
+        copy_of: Path | None = None,
     ) -> Store:
-        """A store that leaves nothing behind: for --no-save, and to go on when the disk refuses."""
-        return cls(Connections(None), clock, monotonic, background)
+        """A store that leaves nothing behind: for --no-save, and to go on when the disk refuses.
+
+        copy_of: a data folder whose conversations it holds at first. Raises StoreError when they cannot be read.
+        """
+        db = Connections(None)
+        if copy_of is not None:
+            try:
+                disk = Connections(Path(copy_of) / DATABASE, readonly=True)
+                try:
+                    with disk.read() as source, db.read() as target:
+                        source.conn.backup(target.conn)
+                finally:
+                    disk.close()
+            except BaseException:
+                db.close()
+                raise
+        return cls(db, clock, monotonic, background)
 
     def __enter__(self) -> Store:
         return self

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, make_app, until
+from tests.ui.tui import chat_of, make_app, say, screen_text, until
 
 
 @pytest.mark.parametrize("enter", [False, True])
@@ -24,3 +24,29 @@ async def test_quitting_while_a_build_loads_is_quiet_and_keeps_the_text(tmp_path
     await asyncio.sleep(1.2)
     assert app.return_code == 0 and not complaints
     assert app.store.draft(None).text == "words"
+
+
+async def test_a_message_longer_than_the_context_is_named_as_such(tmp_path):
+    app = make_app(tmp_path, Script(context_limit=600))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "x" * 700)
+        await until(lambda: "This message alone has 700 tokens; the context holds 600." in screen_text(app))
+        shown = screen_text(app)
+        assert "It is saved" in shown and "summary" not in shown and "--context" not in shown
+        await pilot.press("enter")
+        await pilot.pause()
+        assert chat.editing is not None and chat.composer.expanded() == "x" * 700
+        chat.composer.reset("short")
+        await pilot.press("enter")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        assert [message.text for message in app.store.path_to(chat.leaf_id)] == ["short", "Hello from the fake engine."]
+
+
+async def test_a_full_conversation_still_offers_a_new_one(tmp_path):
+    app = make_app(tmp_path, Script(context_limit=600))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await say(pilot, app, "x" * 300)
+        await say(pilot, app, "y" * 400)
+        await until(lambda: "The context is full." in screen_text(app))
+        assert "summary" in screen_text(app) and "--context" not in screen_text(app)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import Any
 
+from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import Store, StoreError
-from dsv41chat.ui.render.entry import USER
+from dsv41chat.ui.render.entry import USER, Entry
 from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.turn_events import TurnRequest
 
@@ -93,8 +95,17 @@ class TroubleActions:
 
     # The context is full ------------------------------------------------------------------------------------------------
 
-    def ask_context(self) -> None:
+    async def ask_context(self) -> None:
         """The prompt does not fit: what the user can do, each with what it costs."""
+        last = self._last(USER)
+        if last is not None and last.message is not None:
+            try:
+                own = await asyncio.to_thread(self.app.count_tokens, last.message.text)
+            except EngineError:
+                own = 0
+            if own >= self.status.context_limit > 0:
+                self._ask_message(last, own)
+                return
         path = [entry.message for entry in self.transcript.entries if entry.message is not None]
         kept = self._suffix(path)
         choices = [("new", "start a new conversation with a summary that you write")]
@@ -106,6 +117,25 @@ class TroubleActions:
             choices.append(("raise", f"raise the context from {limit:,} to {most:,} tokens and load the build again"))
         choices.append(("close", "leave it as it is"))
         self.app.push_screen(AskScreen("The context is full.", choices), lambda answer: self._context_chosen(answer, kept))
+
+    def _ask_message(self, entry: Entry, own: int) -> None:
+        """A message that no conversation could hold, however short."""
+        limit, most = self.status.context_limit, self._most_context()
+        choices = [("edit", "take it back into the composer to shorten it (ctrl+G opens it in your editor)")]
+        if most > own:
+            choices.append(("raise", f"raise the context from {limit:,} to {most:,} tokens and load the build again"))
+        choices.append(("close", "leave it as it is"))
+        question = f"This message alone has {own:,} tokens; the context holds {limit:,}.\nIt is saved; a new conversation would not help."
+        self.app.push_screen(AskScreen(question, choices), lambda answer: self._message_chosen(answer, entry))
+
+    def _message_chosen(self, answer: str | None, entry: Entry) -> None:
+        if answer == "edit":
+            self.begin_edit(entry, keep_text=True)
+            # As a paste: a text of this size makes the composer slow.
+            self.composer.reset()
+            self.composer.take(entry.message.text)
+        else:
+            self._context_chosen(answer, None)
 
     def _suffix(self, path: list[Any]) -> list[Any] | None:
         """The newest messages, from a user message on, that take about KEEP_SHARE of the context."""

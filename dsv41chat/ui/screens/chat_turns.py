@@ -205,7 +205,10 @@ class TurnActions:
             self.tell(f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back.")
 
     def _show_failure(self, failure: Failed, answer: Entry | None) -> None:
-        text = visible_line(failure.message) + (f"\n→ {visible_line(failure.hint)}" if failure.hint else "")
+        full = failure.code == "context_full"
+        # Its remedy on the command line is no remedy here: the dialog offers those of the screen.
+        hint = "" if full else failure.hint
+        text = visible_line(failure.message) + (f"\n→ {visible_line(hint)}" if hint else "")
         if answer is not None and answer.message is None and (answer.text or answer.thinking):
             # The row was stored with what had arrived; read it back for its receipt.
             self._reload_answer(answer)
@@ -215,13 +218,13 @@ class TurnActions:
             self._pending = None
             self._give_back()
         else:
-            text += "\nctrl+R tries again."
+            text += "\nThe message is saved." if full else "\nctrl+R tries again."
         if failure.code == "store":
             self.continue_in_memory(failure.message)
             return
         self.transcript.append(notice(text, error=True))
-        if failure.code == "context_full":
-            self.ask_context()
+        if full:
+            self.spawn(self.ask_context(), "context")
 
     def _reload_answer(self, answer: Entry) -> None:
         try:
