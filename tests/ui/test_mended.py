@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from dsv41chat.store import Store
 from tests.ui.fakes import Script
 from tests.ui.tui import chat_of, make_app, say, screen_text, until
 
@@ -50,3 +52,39 @@ async def test_a_full_conversation_still_offers_a_new_one(tmp_path):
         await say(pilot, app, "y" * 400)
         await until(lambda: "The context is full." in screen_text(app))
         assert "summary" in screen_text(app) and "--context" not in screen_text(app)
+
+
+def stored(*texts: str) -> tuple[Store, str]:
+    """A store with one conversation of alternating messages, and its id."""
+    store = Store.memory(background=False)
+    key = store.new_conversation().id
+    parent = None
+    for number, text in enumerate(texts):
+        parent = store.add_message(key, parent, "assistant" if number % 2 else "user", text).id
+    store.set_leaf(key, parent)
+    return store, key
+
+
+async def test_a_queue_of_an_earlier_run_waits_for_its_user(tmp_path):
+    store, key = stored("question", "answer")
+    store.queue_push(key, "left over")
+    app = make_app(tmp_path, Script(load_s=0.3), store=store)
+    app.begin = replace(app.begin, view=app.controller.open(key))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        await pilot.pause()
+        assert not chat.pump.running and [item.text for item in chat.queue] == ["left over"]
+        assert "1 queued: send them?" in screen_text(app)
+
+
+async def test_what_is_queued_while_a_build_loads_is_sent(tmp_path):
+    store, key = stored("question", "answer")
+    app = make_app(tmp_path, Script(load_s=1.0), store=store)
+    app.begin = replace(app.begin, view=app.controller.open(key))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: chat.switching and chat.conversation is not None)
+        await pilot.press(*"more", "enter")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        assert [message.text for message in store.path_to(chat.leaf_id)][2:] == ["more", "Hello from the fake engine."]

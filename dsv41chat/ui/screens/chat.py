@@ -137,6 +137,10 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         if not same:
             self.restore_draft(opened.draft)
         self.show_queue(opened.queue)
+        if not same:
+            self._queued_loading = False
+            if opened.queue and not self.readonly:
+                self.tell_queue()
         self._status_of(view.messages)
         self.show_header()
         self.query_one(Sidebar).reload(self.conversation.id)

@@ -29,6 +29,7 @@ class TurnActions:
         self.pump = TurnPump(self.app.controller, self.turn_events, self.turn_ended)
         self.queue: list[Any] = []
         self.held = ""
+        self._queued_loading = False
         self._pending: Entry | None = None
         self._answer: Entry | None = None
         self._sent = ""
@@ -202,7 +203,7 @@ class TurnActions:
         if self.queue and normal:
             self.call_later(self.action_send_queued)
         elif self.queue:
-            self.tell(f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back.")
+            self.tell_queue()
 
     def _show_failure(self, failure: Failed, answer: Entry | None) -> None:
         full = failure.code == "context_full"
@@ -283,6 +284,7 @@ class TurnActions:
         except StoreError as error:
             self.tell(str(error), "error")
             return
+        self._queued_loading = self._queued_loading or self.switching
         self.composer.remember(text)
         self.composer.reset()
         self.reload_queue()
@@ -303,6 +305,9 @@ class TurnActions:
         line.update("\n".join(f"queued {n}: {crop_cells(visible_line(text), width)}" for n, text in enumerate(texts, 1)))
         line.display = bool(texts)
         self.show_status()
+
+    def tell_queue(self) -> None:
+        self.tell(f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back.")
 
     def on_recall_queued(self) -> None:
         """Up in an empty composer takes the newest waiting message back."""
@@ -337,12 +342,13 @@ class TurnActions:
             self.start(self._request(first.text, first.id), first.text)
 
     def send_waiting(self) -> None:
-        """The build is there: what was written meanwhile is sent."""
+        """The build is there: what was written meanwhile is sent. What an earlier run of the program left waits for its user."""
+        meanwhile, self._queued_loading = self._queued_loading, False
         if self.held:
             text, self.held = self.held, ""
             self.show_queue(self.queue)
             self.start(self._request(text), text)
-        elif self.queue and not self.pump.running:
+        elif self.queue and meanwhile and not self.pump.running:
             self.action_send_queued()
 
     def action_clear_queue(self) -> None:
