@@ -88,3 +88,29 @@ async def test_what_is_queued_while_a_build_loads_is_sent(tmp_path):
         await pilot.press(*"more", "enter")
         await until(lambda: chat._finish is not None and not chat.pump.running)
         assert [message.text for message in store.path_to(chat.leaf_id)][2:] == ["more", "Hello from the fake engine."]
+
+
+async def test_an_earlier_answer_again_leaves_the_selection_on_it(tmp_path):
+    store, key = stored("one", "first", "two", "second")
+    app = make_app(tmp_path, Script(), store=store)
+    app.begin = replace(app.begin, view=app.controller.open(key))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching and len(chat.transcript.entries) == 4)
+        chat.select_message(chat.transcript.entries[1].key)
+        await pilot.press("r")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await until(lambda: "2/2" in screen_text(app))
+        assert chat.transcript.selected_entry.text == "Hello from the fake engine."
+        await pilot.press("left_square_bracket")
+        await until(lambda: "second" in screen_text(app))
+        assert chat.transcript.selected_entry.text == "first"
+        await pilot.press("right_square_bracket")
+        await until(lambda: "Hello from" in screen_text(app))
+        # From the user's message: what follows goes, the answer is selected.
+        chat.select_message(chat.transcript.entries[0].key)
+        await pilot.press("r")
+        await until(lambda: "3/3" in screen_text(app))
+        chat.transcript.selected = None
+        await pilot.press("left_square_bracket")
+        await until(lambda: "2/3" in screen_text(app))

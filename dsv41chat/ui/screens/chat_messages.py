@@ -217,15 +217,23 @@ class MessageActions:
             self.tell(str(error), "error")
         self.show_header()
 
+    def _branching(self) -> Entry | None:
+        """The selected message; where none is selected, the one that the header names: the last with branches."""
+        selected = self.transcript.selected_entry
+        if selected is not None:
+            return selected
+        return next((entry for entry in reversed(self.transcript.entries) if entry.branch), None)
+
     def action_sibling(self, step: int) -> None:
-        entry = self.transcript.selected_entry
-        if entry is None or entry.message is None or not entry.branch:
-            self.tell("No other branch at this message.")
-            return
+        entry = self._branching()
         if self.pump.running:
             self.tell("Stop the running answer first (esc).", "warning")
             return
-        siblings = self.app.store.siblings(entry.message.id)
+        # Asked of the store: the mark on screen comes a moment after the turn.
+        siblings = self.app.store.siblings(entry.message.id) if entry is not None and entry.message is not None else []
+        if len(siblings) < 2:
+            self.tell("No other branch at this message.")
+            return
         place = [one.id for one in siblings].index(entry.message.id) + step
         if 0 <= place < len(siblings):
             self._show_branch(siblings[place], entry)
@@ -245,7 +253,7 @@ class MessageActions:
             self.tell(f"{hidden} later message{'s' if hidden > 1 else ''} live on branch {old}; [ and ] return there.")
 
     def action_branches(self) -> None:
-        entry = self.transcript.selected_entry
+        entry = self._branching()
         if entry is None or not entry.branch:
             self.tell("No other branch at this message.")
             return

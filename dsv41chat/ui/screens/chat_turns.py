@@ -89,6 +89,9 @@ class TurnActions:
         self._answer.thinking_view = self.thinking_view
         self._answer.state_note = "…"
         self.transcript.append(self._answer)
+        if self.transcript.has_focus:
+            # The keys go on from the message that this turn is about.
+            self.transcript.selected = self.transcript.index_of(self._answer)
         self.pump.start(request)
         self.show_keys()
 
