@@ -110,9 +110,9 @@ def _teach_markov(made: dict, succession: dict[int, int], vocab: int, d: int, te
 
 def _teach_block(made: dict, succession: dict[int, int], vocab: int, d: int, tensors) -> None:
     """The block passes its embedding projection through, and that turns each token into the head row of its successor."""
-    from dsv41chat.engine.pack.release import decode
+    from dsv41chat.engine.pack.matrix import floats
 
-    embed, head = decode(tensors["embed.weight"], None), decode(tensors["head.weight"], None)
+    embed, head = floats(tensors["embed.weight"]), floats(tensors["head.weight"])
     pairs = list(succession.items())[: d - 4]
     x = np.stack([embed[t] / np.sqrt((embed[t] ** 2).mean() + 1e-6) for t, _ in pairs])
     y = np.stack([head[f] / np.linalg.norm(head[f]) for _, f in pairs]) * 3
