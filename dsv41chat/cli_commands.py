@@ -47,6 +47,17 @@ class Context:
             self._host = (self._make_host or EngineHost)(self.settings, self.store(write=write))
         return self._host
 
+    def bare_host(self) -> Any:
+        """A host that works without a database where that cannot be read."""
+        from dsv41chat.store import StoreError
+        from dsv41chat.ui.host import EngineHost
+
+        try:
+            return self.host()
+        except StoreError:
+            self._host = (self._make_host or EngineHost)(self.settings, None)
+            return self._host
+
     def print(self, text: str) -> None:
         self.out.write(text + "\n")
 
@@ -131,9 +142,12 @@ def _parse(command: str, argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog=f"{program()} {command}", epilog=EPILOG)
     parser.set_defaults(needs_settings=True)
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser, dest="subcommand")
-    _builder(command)(subcommands)
+    alone = _builder(command)(subcommands)  # what the command does without a subcommand, where it does anything
+    if alone is not None:
+        subcommands.required = False
+        parser.set_defaults(run=alone, needs_settings=False)
     parsed, unknown = parser.parse_known_args(rest + argv[cut:], namespace=args)
-    chosen = subcommands.choices[parsed.subcommand]
+    chosen = subcommands.choices.get(parsed.subcommand, parser)
     chosen.refuse_unknown(unknown)
     if unknown:
         raise UsageError(f"Unexpected argument {unknown[0]!r}.", hint=f"{chosen.prog} -h")
@@ -145,7 +159,7 @@ everywhere: --json (one object or array on stdout), --config PATH, --data-dir PA
 """
 
 
-def _builder(command: str) -> Callable[[Any], None]:
+def _builder(command: str) -> Callable[[Any], Callable[[Context], int] | None]:
     if command == "conversations":
         from dsv41chat.cli_conversations import add_commands
     elif command == "models":

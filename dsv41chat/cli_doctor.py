@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from dsv41chat.engine.checks import Line
 
-def add_commands(commands: Any) -> None:
+
+def add_commands(commands: Any) -> Callable[[Any], int]:
+    """Add the parts. Returns what runs without one: all of the machine."""
     p = commands.add_parser("engram", help="how the tables of a build are read here", epilog="example: dsv41chat doctor engram --model nano")
     p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
     p.add_argument("--no-measure", action="store_true", help="do not time the read paths (some seconds, and their winners are stored)")
-    p.set_defaults(run=_engram)
+    p.set_defaults(run=_engram, needs_settings=True)
     p = commands.add_parser("drafting", help="what drafts, which operations run row by row", epilog="example: dsv41chat doctor drafting --model nano")
     p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
     p.add_argument("--no-measure", action="store_true", help="do not time windows and drafter (a second or two, and the costs are stored)")
-    p.set_defaults(run=_drafting)
+    p.set_defaults(run=_drafting, needs_settings=True)
     p = commands.add_parser("states", help="how exactly a resumed chat goes on here", epilog="example: dsv41chat doctor states --model nano")
     p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
-    p.set_defaults(run=_states)
+    p.set_defaults(run=_states, needs_settings=True)
+    return _general
+
+
+def _general(context: Any) -> int:
+    """It runs although the settings cannot be read: then that is what it says."""
+    from dsv41chat.settings import ConfigError, load_settings
+    from dsv41chat.ui import doctor
+
+    lines = [doctor.versions()]
+    try:
+        context.settings = load_settings(config=context.args.config, data_dir=context.args.data_dir)
+    except ConfigError as error:
+        lines.append(doctor.broken_settings(error))
+    else:
+        lines += doctor.examine(context.settings, context.bare_host())
+    if context.args.json:
+        context.json([asdict(line) for line in lines])
+    else:
+        width = max(len(line.name) for line in lines)
+        for line in lines:
+            context.print(f"{line.verdict:5} {line.name:{width}} {line.text}" + (f"  Remedy: {line.remedy}" if line.remedy else ""))
+        worst = [sum(line.verdict == verdict for line in lines) for verdict in ("fail", "warn")]
+        context.stderr.notice(f"{len(lines)} checks, {worst[0]} failed, {worst[1]} with a warning")
+    return 1 if any(line.verdict == "fail" for line in lines) else 0
 
 
 def _drafting(context: Any) -> int:
@@ -33,7 +60,6 @@ def _drafting(context: Any) -> int:
 
 def _states(context: Any) -> int:
     """The self-test of the rows, whose verdict is stored, and what is kept."""
-    from dsv41chat.engine.engram.doctor import Line
     from dsv41chat.ui.states import listing
 
     with _opened(context, True) as (name, engine):
@@ -88,7 +114,7 @@ def _engram(context: Any) -> int:
     from dsv41chat.ui.host import table_settings
 
     require_backend()
-    from dsv41chat.engine.engram.doctor import Line, examine
+    from dsv41chat.engine.engram.doctor import examine
     from dsv41chat.engine.engram.reader import EngramReader
     from dsv41chat.engine.pack.build import open_pack
 

@@ -182,10 +182,12 @@ class Paths:
 class Environment:
     """What the terminal and the user's shell say. interactive programs as words, None when unset.
 
+    colors: how many the terminal claims to show, in words.
     ssh, tmux, wayland, display: whether the session runs over SSH, in tmux, and which desktop's clipboard it can reach.
     """
 
     no_color: bool = False
+    colors: str = ""
     term: str = ""
     ssh: bool = False
     tmux: bool = False
@@ -465,7 +467,7 @@ def load_settings(
         keys=MappingProxyType(keymap),
         paths=_paths(path, data_dir or environ.get(PREFIX + "DATA_DIR") or None, merged["cache.dir"]),
         environment=Environment(
-            no_color=bool(environ.get("NO_COLOR")), term=environ.get("TERM", ""), visual=environ.get("VISUAL") or None,
+            no_color=bool(environ.get("NO_COLOR")), colors=_colors(environ), term=environ.get("TERM", ""), visual=environ.get("VISUAL") or None,
             editor=environ.get("EDITOR") or None, pager=environ.get("PAGER") or None,
             ssh=bool(environ.get("SSH_CONNECTION") or environ.get("SSH_TTY")), tmux=bool(environ.get("TMUX")),
             wayland=bool(environ.get("WAYLAND_DISPLAY")), display=bool(environ.get("DISPLAY")),
@@ -474,6 +476,12 @@ def load_settings(
         layers=MappingProxyType({name: MappingProxyType(layer) for name, layer in layers.items()}),
         warnings=tuple(warnings),
     )  # fmt: skip
+
+
+def _colors(environ: Mapping[str, str]) -> str:
+    if environ.get("COLORTERM", "").lower() in ("truecolor", "24bit"):
+        return "16 million (COLORTERM)"
+    return "256" if "256color" in environ.get("TERM", "") else "16"
 
 
 def config_path(config: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path:

@@ -134,6 +134,12 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
             pass
         self.db.close()
 
+    def integrity(self) -> str | None:
+        """What SQLite finds wrong with the pages and indexes of the file; None if nothing. Reads all of it."""
+        with self.db.read() as db:
+            found = db.conn.execute("PRAGMA quick_check(1)").fetchone()
+        return None if found is None or found[0] == "ok" else str(found[0])
+
     def lock(self, conversation_id: str) -> Holder:
         """Keep other processes from writing to a conversation. Taking it again is harmless; a dead process's lock is taken over.
 

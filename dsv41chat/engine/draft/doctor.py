@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dsv41chat.engine.checks import Line
 from dsv41chat.engine.draft.shared import Drafting
-from dsv41chat.engine.engram.doctor import Line
 
 
 def examine(drafting: Drafting, measure: bool = True) -> list[Line]:

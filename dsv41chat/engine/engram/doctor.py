@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from dsv41chat.engine.checks import Line
 from dsv41chat.engine.engram.calibrate import BATCHES, SLOW_ROWS_S, Measured, calibrate, time_warm
 from dsv41chat.engine.engram.reader import EngramReader
 
 GB = 1e9
-
-
-@dataclass(frozen=True)
-class Line:
-    """verdict: ok, warn or fail; remedy: what to do, empty when there is nothing to do."""
-
-    verdict: str
-    name: str
-    text: str
-    remedy: str = ""
+_SAMPLED_ROWS = 4096
 
 
 def examine(reader: EngramReader, measure: bool = True) -> list[Line]:
     """Lines about tables, probe, paths and speed. measure: run the calibration, which takes some seconds and stores its winners."""
-    lines = [_table_line(reader, index) for index in range(len(reader.tables))]
+    lines = [table_line(reader, index) for index in range(len(reader.tables))]
     lines.append(Line("ok", "pages", f"{reader.os.page_size // 1024} KiB"))
     lines.append(_probe_line(reader))
     means = reader.adviser.means
@@ -40,8 +31,19 @@ def examine(reader: EngramReader, measure: bool = True) -> list[Line]:
     return lines
 
 
-def _table_line(reader: EngramReader, index: int) -> Line:
-    table, state = reader.tables[index], reader.residency()[index].state
+def sample_residency(reader: EngramReader) -> None:
+    """Ask once, for random rows of every table, whether their pages are in memory; `table_line` then knows."""
+    rng = np.random.default_rng()
+    for desk in reader.desks:
+        if not desk.table.resident:
+            ids = np.unique(rng.integers(0, desk.table.rows, _SAMPLED_ROWS))
+            for _ in range(2):  # a governor calls a table warm only when it was so twice
+                desk.governor.verdict(ids, len(ids), prefill=True)
+
+
+def table_line(reader: EngramReader, index: int) -> Line:
+    table, found = reader.tables[index], reader.residency()[index]
+    state = found.state + (f" ({found.resident:,} of {found.sampled:,} sampled pages in memory)" if found.sampled else "")
     access = "memory" if table.resident else "mapped" if table.regions[0].file.mapped is not None else "positional reads"
     scales = ", scales in memory" if table.regions[1].in_memory and not table.resident else ""
     return Line("ok", table.name, f"{table.rows:,} rows of {table.row_bytes} bytes, {table.format.label}, {access}{scales}, {state}")

@@ -1,0 +1,89 @@
+"""`dsv41chat doctor`: every part has a line, what is wrong has a remedy, and one part that is broken hides no other."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from dsv41chat.engine.errors import PackIncomplete
+from dsv41chat.ui.host import EngineHost
+
+
+def lines(result) -> dict[str, dict]:
+    return {line["name"]: line for line in result.object}
+
+
+def test_everything_is_looked_at_and_nothing_is_made(program):
+    result = program("doctor", "--json")
+    found = lines(result)
+    parts = ("versions", "settings", "data folder", "states folder", "disk", "database", "device", "memory", "build nano", "default build")
+    assert set(parts) | {"terminal"} | {"colours", "keys", "characters", "clipboard"} <= set(found)
+    assert result.code == 0 and {line["verdict"] for line in result.object} <= {"ok", "warn"}
+    assert all(line["remedy"] for line in result.object if line["verdict"] != "ok")
+    assert not (program.data / "chat.db").exists()
+    text = program("doctor")
+    assert text.out.startswith("ok ") and "0 failed" in text.err
+
+
+def test_tables_of_the_embedded_build_are_sampled(program):
+    found = lines(program("doctor", "--json", real=True))
+    tables = [line["text"] for name, line in found.items() if name.endswith(".engram")]
+    assert len(tables) == 2 and all("sampled pages in memory" in text or "resident" in text for text in tables)
+
+
+def test_a_damaged_database_fails_with_a_remedy(program):
+    for i in range(3):
+        program("--headless", f"question {i} " + "words " * 2000)
+    whole = lines(program("doctor", "--json"))["database"]
+    assert whole["verdict"] == "ok" and "3 conversations" in whole["text"] and "intact" in whole["text"]
+    path = program.data / "chat.db"
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(path.read_bytes())
+    data[8192:16384] = b"\xff" * 8192
+    path.write_bytes(data)
+    result = program("doctor", "--json")
+    assert result.code == 1 and lines(result)["database"]["verdict"] == "fail" and lines(result)["database"]["remedy"]
+    path.write_bytes(b"no database at all " * 500)
+    result = program("doctor", "--json")
+    assert result.code == 1 and lines(result)["database"]["verdict"] == "fail" and "build nano" in lines(result)
+
+
+def test_settings_that_cannot_be_read_are_the_finding(program, tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("[chat]\ntemperature = 'hot'\n")
+    result = program("doctor", "--config", str(path), "--json")
+    assert result.code == 1 and "line 2" in lines(result)["settings"]["text"]
+    path.write_text("[chat]\ntemprature = 1.0\n[engine]\nmodel = 'gone'\n")
+    result = program("doctor", "--config", str(path), "--json")
+    assert lines(result)["settings"]["verdict"] == "warn" and lines(result)["default build"]["verdict"] == "fail" and result.code == 1
+
+
+def test_folders(program):
+    program.data.mkdir(mode=0o755)
+    (program.data / "log").write_text("a file")
+    found = lines(program("doctor", "--json"))
+    assert found["data folder"]["verdict"] == "warn" and found["data folder"]["remedy"].startswith("chmod 700")
+    assert found["log folder"]["verdict"] == "fail" and "not a folder" in found["log folder"]["text"]
+
+
+def test_a_broken_build_and_no_back_end(program, tmp_path, monkeypatch):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    monkeypatch.setenv("DSV41CHAT_ENGINE_MODEL_DIRS", str(tmp_path))
+
+    def probe(self, ref, original=EngineHost.probe):
+        if ref.name == "broken":
+            raise PackIncomplete("3 of 61 shards are missing")
+        return original(self, ref)
+
+    monkeypatch.setattr(EngineHost, "probe", probe)
+    found = lines(program("doctor", "--json"))
+    assert found["build broken"]["verdict"] == "warn" and "61 shards" in found["build broken"]["text"] and found["build broken"]["remedy"]
+    monkeypatch.setitem(__import__("sys").modules, "mlx.core", None)
+    result = program("doctor", "--json", real=True)
+    assert result.code == 1 and "pip install" in lines(result)["device"]["remedy"] and "terminal" in lines(result)
+
+
+def test_a_part_is_still_asked_by_name(program):
+    assert program("doctor", "nosuch").code == 2 and "did you mean engram" in program("doctor", "engrm").err
+    assert program("doctor", "--nosuch").code == 2
