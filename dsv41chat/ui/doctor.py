@@ -6,7 +6,6 @@ import locale
 import os
 import platform
 import shutil
-import sqlite3
 import stat
 import sys
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ def versions() -> Line:
             parts.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             parts.append(f"{name} not installed")
-    return Line("ok", "versions", f"{', '.join(parts)}; SQLite {sqlite3.sqlite_version}; {platform.platform()}")
+    return Line("ok", "versions", f"{', '.join(parts)}; {platform.platform()}")
 
 
 def settings_line(settings: Settings) -> Line:
@@ -100,7 +99,7 @@ def database(settings: Settings) -> Line:
         return Line("fail", "database", str(error), error.hint)
     if problem is not None:
         return Line("fail", "database", f"{path} is damaged: {problem}", "move it aside; sqlite3 FILE .recover can save its text")
-    return Line("ok", "database", f"{path}: {count:,} conversation{"" if count == 1 else "s"}, {path.stat().st_size / 1e6:,.1f} MB, intact")
+    return Line("ok", "database", f"{path}: {count:,} conversation{'' if count == 1 else 's'}, {path.stat().st_size / 1e6:,.1f} MB, intact")
 
 
 def machine(host: EngineHost) -> Iterator[Line]:
