@@ -7,6 +7,7 @@ import random
 import pytest
 from rich.cells import cell_len
 
+from dsv41chat.ui.render.formulas import formula, show_formulas
 from dsv41chat.ui.render.markdown import RenderOptions, render_block
 from dsv41chat.ui.render.splitter import CODE_LINES, LIST_ITEMS, Block, PlainSplitter, Splitter
 from dsv41chat.ui.render.wrap import break_line, copy_lines, crop_cells
@@ -146,3 +147,17 @@ def test_sanitizing():
 
 def test_crop_cells():
     assert crop_cells("日本語", 5) == "日本…" and crop_cells("abc", 3) == "abc" and crop_cells("abc", 0) == ""
+
+
+def test_formulas_become_unicode_and_prices_stay():
+    for source, shown in (
+        (r"\frac{a+b}{2}", "(a+b)/2"), (r"x_1^2 + \alpha_{ij}", "x₁² + αᵢⱼ"), (r"\sum_{i=0}^{n} x_i", "∑ᵢ₌₀ⁿ xᵢ"), (r"\sqrt[3]{8}", "∛8"),
+        (r"\mathbb{R}^n", "ℝⁿ"), (r"\text{if } x \leq 0", "if x ≤ 0"), (r"\foo{x}", r"\foo{x}"), ("x^{T}", "xᵀ"), ("{{", "{{"), (r"\frac", r"\frac"),
+    ):  # fmt: skip
+        assert formula(source) == shown
+    assert show_formulas("costs $5 and $10, `$x_1$`, $HOME and $x_1$") == "costs $5 and $10, `$x_1$`, $HOME and x₁"
+    blocks = _blocks("Let $a_i * b_j$ be \\(\\alpha\\) and\n\n$$\nE = mc^2\n$$\n")
+    shown = [line.text for block in blocks for line in render_block(block, RenderOptions(60))]
+    assert shown == ["Let aᵢ * bⱼ be α and", "E = mc²"]
+    source = [line.text for block in _blocks("$a_i$") for line in render_block(block, RenderOptions(60, math="source"))]
+    assert source == ["$a_i$"]

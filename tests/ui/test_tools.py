@@ -432,14 +432,56 @@ async def test_the_editor_gets_and_gives_the_text(tmp_path, monkeypatch):
         chat.composer.insert("start")
         ran = []
 
-        def run(command, check):
+        def run(command, terminal):
             ran.append(Path(command[-1]).read_text())
             Path(command[-1]).write_text("edited\n")
-            return type("Done", (), {"returncode": 0})()
+            return 0
 
-        monkeypatch.setattr("dsv41chat.ui.screens.chat_tools.subprocess.run", run)
+        monkeypatch.setattr("dsv41chat.ui.screens.chat_tools.run_outside", run)
         from contextlib import nullcontext
 
         monkeypatch.setattr(app, "suspend", nullcontext)
         await pilot.press("ctrl+g")
         assert ran == ["start"] and chat.composer.text == "edited"
+
+
+async def test_save_only_and_fork(tmp_path):
+    app = make_app(tmp_path, Script(answer="one"))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "question")
+        original = chat.conversation.id
+        await pilot.press("tab", "g", "e", *" two")
+        chat.action_save_only()
+        await until(lambda: chat.transcript.entries and chat.transcript.entries[0].text == "question two")
+        assert [m.text for m in app.store.tree(original) if m.role == "user"] == ["question", "question two"] and len(app.store.tree(original)) == 3
+        chat.action_fork()
+        await until(lambda: chat.conversation.id != original)
+        assert [m.text for m in app.store.tree(chat.conversation.id)] == ["question two"] and len(app.store.tree(original)) == 3
+
+
+async def test_the_cost_of_a_rewrite_is_said(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(120, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        used = chat.status.context_used
+        assert f"prefills all {used:,} tokens" in chat.rewrite_cost()
+        await pilot.press("f8")
+        await until(lambda: f"all {used:,} tokens" in screen_text(app))
+        await pilot.press("escape")
+        chat.change_option("effort", "off")
+        await say(pilot, app, "again")
+        assert app.store.conversation(chat.conversation.id).settings["effort"] == "off"
+
+
+async def test_the_mouse_can_be_given_away(tmp_path):
+    app = make_app(tmp_path, Script())
+    calls = []
+    async with app.run_test(size=(80, 24)) as pilot:
+        app._driver._disable_mouse_support = lambda: calls.append("off")
+        app._driver._enable_mouse_support = lambda: calls.append("on")
+        chat_of(app).action_toggle_mouse()
+        chat_of(app).action_toggle_mouse()
+        await pilot.pause()
+    assert calls[:2] == ["off", "on"]

@@ -256,11 +256,10 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         view = self.app.host.view
         name = view.name if view is not None else self._header_build
         right = [name]
-        try:
-            effort = self.app.controller.options(self.conversation, view).effort
+        if view is not None or self.conversation is not None:
+            # Before that the build's own default is not known.
+            effort = self.app.controller.options(self._record(), view).effort
             right.append("" if effort == "off" else f"effort {effort}")
-        except (StoreError, EngineError, ValueError):
-            right.append("")
         if (entry := next((item for item in reversed(self.transcript.entries) if item.branch), None)) is not None:
             right.append(f"branch {entry.branch}")
         if self.readonly:
