@@ -116,7 +116,8 @@ def run_command(command: str, argv: Sequence[str], make_host: Callable[..., Any]
             context.close()
 
 
-def _common_parser() -> Parser:
+def common_parser() -> Parser:
+    """Options of every command."""
     common = Parser(prog=program(), add_help=False)
     add_common(common)
     common.add_argument("--json", action="store_true")
@@ -125,7 +126,7 @@ def _common_parser() -> Parser:
 
 def _refuse_chat_options(command: str, words: Sequence[str]) -> None:
     """Raise UsageError for an option before the command's name that only the chat has; its value would be read as a subcommand."""
-    _, rest = _common_parser().parse_known_args(list(words))
+    _, rest = common_parser().parse_known_args(list(words))
     option = next((word.partition("=")[0] for word in rest if word.startswith("-") and word not in ("-h", "--help")), None)
     if option is None:
         return
@@ -137,8 +138,18 @@ def _refuse_chat_options(command: str, words: Sequence[str]) -> None:
 def _parse(command: str, argv: Sequence[str]) -> argparse.Namespace:
     argv = list(argv)
     cut = argv.index("--") if "--" in argv else len(argv)
-    common = _common_parser()
-    args, rest = common.parse_known_args(argv[:cut])
+    args, rest = common_parser().parse_known_args(argv[:cut])
+    parser, subcommands = command_parser(command)
+    parsed, unknown = parser.parse_known_args(rest + argv[cut:], namespace=args)
+    chosen = subcommands.choices.get(parsed.subcommand, parser)
+    chosen.refuse_unknown(unknown)
+    if unknown:
+        raise UsageError(f"Unexpected argument {unknown[0]!r}.", hint=f"{chosen.prog} -h")
+    return parsed
+
+
+def command_parser(command: str) -> tuple[Parser, Any]:
+    """(parser, its subcommands) of a command, without the options of every command. `subcommands.choices` has a parser by name."""
     parser = Parser(prog=f"{program()} {command}", epilog=EPILOG)
     parser.set_defaults(needs_settings=True)
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser, dest="subcommand")
@@ -146,12 +157,7 @@ def _parse(command: str, argv: Sequence[str]) -> argparse.Namespace:
     if alone is not None:
         subcommands.required = False
         parser.set_defaults(run=alone, needs_settings=False)
-    parsed, unknown = parser.parse_known_args(rest + argv[cut:], namespace=args)
-    chosen = subcommands.choices.get(parsed.subcommand, parser)
-    chosen.refuse_unknown(unknown)
-    if unknown:
-        raise UsageError(f"Unexpected argument {unknown[0]!r}.", hint=f"{chosen.prog} -h")
-    return parsed
+    return parser, subcommands
 
 
 EPILOG = """\
@@ -170,6 +176,8 @@ def _builder(command: str) -> Callable[[Any], Callable[[Context], int] | None]:
         from dsv41chat.cli_doctor import add_commands
     elif command == "bench":
         from dsv41chat.cli_bench import add_commands
+    elif command == "completion":
+        from dsv41chat.cli_completion import add_commands
     else:
         from dsv41chat.cli_config import add_commands
     return add_commands
