@@ -7,7 +7,7 @@ import gc
 import mlx.core as mx
 import pytest
 
-from dsv41chat.engine import SamplingParams, open_engine
+from dsv41chat.engine import SamplingParams, answer, open_engine
 from dsv41chat.engine.chat.encode import encode_prompt
 from dsv41chat.engine.chat.messages import Message, RenderOptions
 from dsv41chat.engine.errors import ContextFull, EngramReadError, PackIncomplete, PackUnsupported
@@ -71,8 +71,10 @@ def test_an_edit_far_back_starts_again(engine):
 
 
 def test_seeds(engine):
-    run = lambda seed: done(engine.new_session().generate(prompt(engine, "Hi"), SamplingParams(temperature=0.8, seed=seed), max_tokens=24)).ids
-    assert run(7) == run(7) != run(8)
+    """A prompt that the embedded model is not sure about: on others every seed gives its one answer."""
+    p = prompt(engine, "First question")
+    run = lambda seed: done(engine.new_session().generate(p, SamplingParams(temperature=0.8, seed=seed), max_tokens=24)).ids
+    assert run(7) == run(7) and len({run(seed) for seed in (7, 8, 9)}) > 1
 
 
 @pytest.mark.parametrize("at", ["prefill", "answer"])
@@ -108,7 +110,7 @@ def test_a_table_that_cannot_be_read_ends_the_turn_at_the_last_commit(engine, mo
     step, calls = Engram.__call__, iter(range(10**6))
 
     def failing(self, h, table_rows, dead):
-        if next(calls) >= 9:
+        if next(calls) >= 3:
             raise EngramReadError("rows.safetensors: read at offset 123 failed")
         return step(self, h, table_rows, dead)
 
@@ -137,22 +139,23 @@ def test_a_pack_without_a_tokenizer_cannot_chat(engine, monkeypatch):
         list(engine.new_session().generate(None, GREEDY, max_tokens=5))
 
 
-def test_memory_stays_flat(engine):
-    """2,000 generated tokens: no growing graph, no leaking array; the pools grow by what the plan says and no more."""
-    session = engine.new_session()
-    p = prompt(engine, "Hello")
-    events = session.generate(p, SAMPLED, max_tokens=2000, loop_stop=False)
+def test_memory_stays_flat(engine, monkeypatch):
+    """2,000 generated tokens: no growing graph, no leaking array, no trace per step; the pools grow as planned and no more.
+
+    Noise at a temperature that drowns the model, and no stop ids, so that the answer does not end.
+    """
+    monkeypatch.setattr(answer, "stop_ids", lambda tokenizer, family: (-1, frozenset()))
+    traces, compile_ = [], mx.compile
+    monkeypatch.setattr(mx, "compile", lambda *args, **options: traces.append(args) or compile_(*args, **options))
+    session, noise = engine.new_session(), SamplingParams(temperature=100.0, seed=7)
     marks, produced = [], 0
-    for event in events:
-        if isinstance(event, Piece):
-            produced += len(event.ids)
-            if produced % 500 == 0:
-                gc.collect()
-                arrays = sum(isinstance(o, mx.array) for o in gc.get_objects())
-                pools = sum(a.nbytes for a in session.target.lane.arrays())
-                marks.append((arrays, mx.get_active_memory() - pools))
-        if isinstance(event, Done) and event.finish == "stop":
-            pytest.skip("this seed ends early on the present weights")
+    for event in session.generate(prompt(engine, "Hello"), noise, max_tokens=2000, loop_stop=False):
+        produced += len(event.ids) if isinstance(event, Piece) else 0
+        if produced >= 500 * (len(marks) + 1):
+            gc.collect()
+            arrays = sum(isinstance(o, mx.array) for o in gc.get_objects())
+            pools = sum(a.nbytes for a in session.target.lane.arrays())
+            marks.append((arrays, mx.get_active_memory() - pools, len(traces)))
     assert len(marks) == 4
-    assert max(m[0] for m in marks[1:]) <= marks[0][0] + 2
-    assert max(m[1] for m in marks[1:]) <= marks[0][1] + 64 * 1024
+    for live, held, compiled in marks[1:]:
+        assert live <= marks[0][0] + 2 and held <= marks[0][1] + 64 * 1024 and compiled == marks[0][2]
