@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.mark.slow
 def test_it_learns_and_goes_on_where_it_stopped(tmp_path):
-    """24 steps of 512 tokens bring the loss well down; a second command takes up step, moments and schedule; the shards are a readable pack."""
+    """24 steps of 512 tokens bring the loss well down; a second command goes on from the state; the shards are a readable pack."""
     data, out, state = folder(tmp_path), tmp_path / "out", tmp_path / "state"
     (data / "corpus.json").write_text("{}")
     command = [sys.executable, "-m", "dsv41chat.nano.train", "--tiny", "--workers", "1", "--data", str(data), "--out", str(out)]
