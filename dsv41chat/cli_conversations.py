@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dsv41chat.store import NotFound
 from dsv41chat.ui.export import FORMATS, export, outline, readable
 from dsv41chat.ui.output import Out, UsageError
 from dsv41chat.ui.sanitize import visible
@@ -161,7 +162,11 @@ def _delete(context: Any) -> int:
 
 def _undelete(context: Any) -> int:
     store = context.store(write=True)
-    conversation = store.conversation(context.args.id, deleted=True)
+    try:
+        conversation = store.conversation(context.args.id, deleted=True)
+    except NotFound:
+        alive = store.conversation(context.args.id)  # raises when there is none at all
+        raise UsageError(f"Conversation {alive.id} {alive.title!r} is not deleted.", hint=f"dsv41chat conversations show {alive.id}") from None
     store.undelete(conversation.id)
     _done(context, [conversation.id])
     return 0

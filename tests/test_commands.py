@@ -344,3 +344,10 @@ def test_a_theme_that_is_not_there_is_refused(program, tmp_path):
     assert refused.code == 3 and "did you mean light" in refused.err and not (tmp_path / "c.toml").exists()
     for name in ("auto", "light", "ansi", "nord"):
         assert program("config", "set", "ui.theme", name, *words).code == 0
+
+
+def test_undelete_of_a_conversation_that_is_there_says_so(program, chats):
+    result = program("conversations", "undelete", chats.one)
+    assert result.code == 2 and "is not deleted" in result.err and f"show {chats.one}" in result.err
+    gone = program("conversations", "undelete", "zzzz")
+    assert gone.code == 6 and "Try: dsv41chat conversations list\n" in gone.err

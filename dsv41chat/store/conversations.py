@@ -49,7 +49,7 @@ class Conversations(Part):
             found = self._rows(f"{select} id >= ? AND id < ? ORDER BY used DESC", [start, start + "g"])
         if not found:
             what = "deleted conversation" if deleted else "conversation"
-            hint = "dsv41chat conversations list" + (" --archived" if deleted else "`")
+            hint = "dsv41chat conversations list" + (" --archived" if deleted else "")
             raise NotFound(f"There is no {what} {ref!r}.", hint)
         if len(found) > 1:
             candidates = tuple((row["id"], row["title"]) for row in found)
