@@ -244,10 +244,13 @@ class _Turn:
 
     def events(self) -> Iterator[TurnEvent]:
         try:
-            found = self._build() if self.request.build_first and self.request.conversation_id is None else None
+            if self.request.build_first and self.request.conversation_id is None:
+                self.host.resolve(self.request.build)
             new = self._place()
             try:
-                build, device, mlx = found or self._build()
+                ref = self.host.resolve(self.request.build, self.conversation)
+                build = self.host.probe(ref)
+                device, mlx = self.host.backend()
             except (EngineError, StoreError):
                 yield self._begin(None, {}, None, None)
                 yield from new
@@ -276,11 +279,6 @@ class _Turn:
             yield self._failed("internal", f"{type(error).__name__}: {error}", "")
 
     # before the engine -------------------------------------------------------------------------------------------------
-
-    def _build(self) -> tuple[BuildView, str, str]:
-        """(build, device, MLX version) that answer. Raises EngineError: no such build, not whole, no back end."""
-        ref = self.host.resolve(self.request.build, self.conversation)
-        return self.host.probe(ref), *self.host.backend()
 
     def _place(self) -> list[Saved]:
         """Find or make the conversation, commit the user's message. Returns the Saved events of what was written."""

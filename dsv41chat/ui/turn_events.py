@@ -81,8 +81,8 @@ class TurnRequest:
     continue_from: id of an answer that was cut: a sibling that starts with all of its text.
     build: a build argument (folder, name or prefix), None: the conversation's, the configured, the last used, the embedded.
     queue_id, clear_draft: the text was waiting there; it leaves in the transaction that stores the message.
-    build_first: make a new conversation only when its build is there and a back end to run it: a script that names a build wrongly leaves
-    nothing behind. A person's text is kept in any case.
+    build_first: make a new conversation only when there is a build of that name: a script that names one wrongly leaves nothing behind.
+    What fails later (a damaged build, no back end) keeps the text.
     overrides: TurnOptions fields for this turn alone. session: turns with the same key share a lane (default: the conversation).
     """
 
