@@ -17,6 +17,7 @@ from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding
 from textual.driver import Driver
+from textual.notifications import Notify
 from textual.screen import Screen
 from textual.theme import Theme
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIN_WIDTH, MIN_HEIGHT = 40, 10
+SHORT = 16
 STOP_WAIT_S = 5.0
 
 
@@ -177,6 +179,16 @@ class ChatApp(App[int]):
 
     def action_quit_now(self) -> None:
         self.leave()
+
+    def on_notify(self, event: Notify) -> None:
+        """A new toast takes the place of the oldest, of an error last; the base class shows it after this."""
+        kept = 0 if self.size.height < SHORT else 1
+        old = sorted(self._notifications, key=lambda toast: toast.severity == "error")
+        for toast in old[: max(0, len(old) - kept)]:
+            self._unnotify(toast, refresh=False)
+            for holder in self.screen.query(f"#--textual-toast-{toast.identity}"):
+                # Textual would take the toast out and leave its holder, an empty line.
+                holder.remove()
 
     def not_saved(self, error: StoreError | str) -> None:
         """Something small (a draft, a view) could not be stored: said once."""

@@ -32,6 +32,7 @@ COMMANDS = (
     Command("copy", "[N]", "copies the last answer, or its code block N"),
     Command("export", "[md|json|jsonl|text] [FILE]", "writes this conversation to a file", ("md", "json", "jsonl", "text")),
     Command("retry", "", "answers the last question again"),
+    Command("continue", "", "goes on from the kept text of an answer that was stopped"),
     Command("branch", "[N]", "lists or shows the branches at the last answer"),
     Command("read", "FILE", "attaches a text file"),
     Command("pin", "", "pins this conversation, or no longer"),
@@ -39,6 +40,13 @@ COMMANDS = (
     Command("help", "", "shows keys and commands"),
     Command("quit", "", "leaves the program"),
 )
+# What people type for these, from other programs.
+OTHER_WORDS = {
+    "exit": "quit", "q": "quit", "bye": "quit", "regenerate": "retry", "again": "retry", "redo": "retry", "model": "build", "models": "build",
+    "clear": "new", "reset": "new", "list": "open", "conversations": "open", "history": "open", "resume": "open", "file": "read", "attach": "read",
+    "save": "export", "commands": "help", "keys": "help", "think": "effort", "thinking": "effort", "temperature": "set", "prompt": "system",
+    "usage": "stats", "fork": "branch", "branches": "branch", "go": "continue", "more": "continue",
+}  # fmt: skip
 NAMES = {command.name: command for command in COMMANDS}
 MAX_FILE_BYTES = 16 << 20
 
@@ -52,10 +60,22 @@ def parse(text: str) -> tuple[Command, str]:
     name, _, rest = text[1:].strip().partition(" ")
     command = NAMES.get(name)
     if command is None:
-        near = get_close_matches(name, NAMES, n=1)
-        hint = f" Did you mean /{near[0]}?" if near else " /help lists all."
+        near = nearest(name)
+        hint = f" Did you mean /{near}?" if near else " /help lists all."
         raise CommandError(f"There is no command /{name}.{hint} (Write // to send a text that begins with a slash.)")
     return command, rest.strip()
+
+
+def nearest(name: str) -> str | None:
+    """The command that was meant by a name that is none; None when nothing is near."""
+    name = name.lower()
+    if name in NAMES:
+        return name
+    begun = [known for known in NAMES if name and known.startswith(name)]
+    if len(begun) == 1:
+        return begun[0]
+    near = get_close_matches(name, [*NAMES, *OTHER_WORDS], n=1)
+    return OTHER_WORDS.get(near[0], near[0]) if near else None
 
 
 def parse_option(rest: str) -> tuple[str, object]:

@@ -308,6 +308,12 @@ class PlainChat:
             raise CommandError("There is nothing to answer again here.")
         self._turn(TurnRequest(self.conversation.id, regenerate=self.leaf_id, build=self.build))
 
+    def _command_continue(self, rest: str) -> None:
+        answer = self._last_answer()
+        if self.readonly or answer.id != self.leaf_id or answer.state == "complete" and answer.finish == "stop":
+            raise CommandError("The last answer is complete; there is nothing to continue.")
+        self._turn(TurnRequest(self.conversation.id, continue_from=answer.id, build=self.build))
+
     def _command_branch(self, rest: str) -> None:
         siblings = self.store.siblings(self._last_answer().id)
         if not rest.isdigit() or not 1 <= int(rest) <= len(siblings):

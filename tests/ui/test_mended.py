@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dsv41chat.store import Store
+from dsv41chat.ui.commands import CommandError, parse
 from tests.ui.fakes import Script
+from tests.ui.test_plain import chat as line_mode
 from tests.ui.tui import chat_of, make_app, say, screen_text, until
 
 
@@ -114,3 +116,62 @@ async def test_an_earlier_answer_again_leaves_the_selection_on_it(tmp_path):
         chat.transcript.selected = None
         await pilot.press("left_square_bracket")
         await until(lambda: "2/3" in screen_text(app))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("contniue", "continue"), ("cont", "continue"), ("exit", "quit"), ("Quit", "quit"), ("modell", "build"), ("exprot", "export"), ("zzzz", None)],
+)
+def test_what_an_unknown_command_may_mean(typed, meant):
+    with pytest.raises(CommandError, match=f"Did you mean /{meant}" if meant else "/help lists all"):
+        parse(f"/{typed} rest")
+
+
+async def test_continue_is_a_command(tmp_path):
+    app = make_app(tmp_path, Script(answer="word " * 400, delay_s=0.01))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await pilot.press(*"go", "enter")
+        await until(lambda: chat._answer is not None and len(chat._answer.text) > 10)
+        await pilot.press("escape")
+        await until(lambda: not chat.pump.running)
+        kept = app.store.message(chat.leaf_id).text
+        app.host.engine.script.delay_s = 0.0
+        await pilot.press(*"/continue", "enter")
+        await until(lambda: chat._finish is not None and not chat.pump.running and chat._finish.finish == "stop")
+        assert app.store.message(chat.leaf_id).text.startswith(kept) and len(app.store.message(chat.leaf_id).text) > len(kept)
+        await pilot.press(*"/continue", "enter")
+        await until(lambda: "This answer is complete" in screen_text(app))
+
+
+def test_continue_in_the_line_mode(tmp_path):
+    plain = line_mode(tmp_path, ["go", "/continue", "/continue", "/quit"], Script(answer="short", finish="length"))
+    assert plain.run() == 0
+    assert plain.store.message(plain.leaf_id).text == "short" * 3
+
+
+async def test_toasts_leave_room(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        for number in range(8):
+            chat.tell(f"toast {number}")
+        chat.tell("trouble", "error")
+        chat.tell("toast 8")
+        await until(lambda: "toast 8" in screen_text(app))
+        assert sum("toast" in line for line in screen_text(app).splitlines()) == 1 and "trouble" in screen_text(app)
+        await pilot.resize_terminal(40, 10)
+        await pilot.pause(0.2)
+        for number in range(9, 13):
+            chat.tell(f"toast {number} with a text that is much longer than one line of so small a terminal can ever be, or two")
+        await until(lambda: "toast 12" in screen_text(app))
+        await pilot.pause(0.3)
+        lines = screen_text(app).splitlines()
+        covered = [number for number, line in enumerate(lines) if "toast" in line or "small" in line or "ever be" in line or "trouble" in line]
+        assert len(covered) <= 2 and max(covered) <= 2 and "idle" in lines[-1], screen_text(app)
+        await pilot.resize_terminal(30, 5)
+        chat.tell("toast 13")
+        await pilot.pause()
+        await until(lambda: "Terminal too small: 30x5" in screen_text(app))
+        assert "toast" not in screen_text(app)

@@ -91,6 +91,9 @@ class SettingsActions:
     def _command_retry(self, rest: str) -> None:
         self.action_regenerate()
 
+    def _command_continue(self, rest: str) -> None:
+        self.action_continue_answer()
+
     def _command_branch(self, rest: str) -> None:
         entry = next((one for one in reversed(self.transcript.entries) if one.branch), None)
         if entry is None:

@@ -97,6 +97,10 @@ class TroubleActions:
 
     async def ask_context(self) -> None:
         """The prompt does not fit: what the user can do, each with what it costs."""
+        engine = self.app.host.engine
+        if engine is not None:
+            # The turn failed before it could say so itself.
+            self.status.context_limit = engine.context_limit
         last = self._last(USER)
         if last is not None and last.message is not None:
             try:
