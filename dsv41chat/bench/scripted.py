@@ -104,7 +104,7 @@ def scripted_host(text: str, rate: float) -> dict[str, Any]:
     def prober(folder: Path) -> SimpleNamespace:
         return SimpleNamespace(
             name="scripted", family="v41", fingerprint="5c" * 32, bytes=0, resident_bytes=0, table_bytes=0, context=CONTEXT, drafter=None,
-            has_tokenizer=True, settings={}, notes=(),
+            has_tokenizer=True, settings={}, notes=(), formats={}, admission=None,
         )  # fmt: skip
 
     return {"opener": opener, "prober": prober, "embedded": lambda: Path("scripted"), "backend": lambda: ("none", "0")}

@@ -24,6 +24,7 @@ from dsv41chat.ui.turn_events import AppStart, TurnRequest
 
 LAG_STEP_S = 0.002
 IDLE_S = 3.0
+LOAD_S = 60.0
 
 
 class MeasuredScreen(ChatScreen):
@@ -49,7 +50,11 @@ class MeasuredScreen(ChatScreen):
         self.call_after_refresh(lambda: self.found["resize_s"].append(time.monotonic() - began))
 
     async def _measure(self) -> None:
+        deadline = time.monotonic() + LOAD_S
         while self.switching or self.app.host.engine is None:
+            if time.monotonic() > deadline:
+                self.app.leave(1)
+                return
             await asyncio.sleep(0.05)
         began = time.monotonic()
         await self.open_conversation(self.conversation_ref)
