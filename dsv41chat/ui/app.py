@@ -107,7 +107,11 @@ class ChatApp(App[int]):
             chat.clear_conversation()
             chat.restore_draft(await asyncio.to_thread(self.store.draft, None))
             chat.composer.prompts = list(reversed(await asyncio.to_thread(self.store.prompt_history, None)))
-        for text in [*begin.notices, *([begin.backend_missing] if begin.backend_missing else [])]:
+        notices = begin.notices
+        if begin.view is not None and begin.view.interrupted:
+            # The conversation on screen says it itself.
+            notices = tuple(text for text in notices if not (text.startswith("interrupted:") and begin.view.conversation.id in text))
+        for text in [*notices, *([begin.backend_missing] if begin.backend_missing else [])]:
             chat.add_notice(text)
         chat.preload()
         for name, text in begin.attachments:

@@ -175,3 +175,26 @@ async def test_toasts_leave_room(tmp_path):
         await pilot.pause()
         await until(lambda: "Terminal too small: 30x5" in screen_text(app))
         assert "toast" not in screen_text(app)
+
+
+async def test_the_header_claims_no_effort_before_the_build_is_known(tmp_path):
+    app = make_app(tmp_path, Script(load_s=1.0))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: chat.switching)
+        await pilot.pause()
+        assert app.host.view is not None or "effort" not in screen_text(app).splitlines()[0]
+        await until(lambda: "effort high" in screen_text(app).splitlines()[0])
+
+
+async def test_an_interrupted_answer_is_said_once(tmp_path):
+    store, key = stored("question")
+    writer = store.begin_answer(key, store.last_conversation().leaf_id, "fake", "f" * 64, {})
+    writer.update("cut", "")
+    store.set_leaf(key, writer.finish(state="interrupted", finish="interrupted", text="cut", thinking="").id)
+    app = make_app(tmp_path, Script(), store=store)
+    view = app.controller.open(key)
+    app.begin = replace(app.begin, view=view, notices=(f"interrupted: an answer in conversation {key} was cut", "interrupted: another"))
+    async with app.run_test(size=(100, 30)):
+        await until(lambda: "another" in screen_text(app))
+        assert "ctrl+R answers again" in screen_text(app) and key not in screen_text(app)
