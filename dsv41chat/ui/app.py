@@ -104,8 +104,13 @@ class ChatApp(App[int]):
         if begin.view is not None:
             await chat.open_conversation(begin.view)
         else:
+            draft = await asyncio.to_thread(self.store.draft, None)
+            # Keys that were faster than the start.
+            early = chat.composer.text
             chat.clear_conversation()
-            chat.restore_draft(await asyncio.to_thread(self.store.draft, None))
+            chat.restore_draft(draft)
+            if early:
+                chat.composer.insert(early)
             chat.composer.prompts = list(reversed(await asyncio.to_thread(self.store.prompt_history, None)))
         notices = begin.notices
         if begin.view is not None and begin.view.interrupted:
