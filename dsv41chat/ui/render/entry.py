@@ -154,8 +154,8 @@ class Entry:
             parts.append(self._head("receipt", self.receipt))
         return parts
 
-    def lay_out(self, leading: bool, width: int) -> None:
-        """Renews the parts; heights that were known stay for parts that did not change."""
+    def lay_out(self, leading: bool, width: int) -> int:
+        """Renews the parts; heights that were known stay for parts that did not change. Returns the row where changes begin."""
         new = self.parts(leading)
         old = self._parts if self.width == width else []
         same = 0
@@ -168,6 +168,7 @@ class Entry:
         # A receipt or a note behind a changed tail keeps nothing; it is one line.
         self.heights = self.heights[:same] + [estimate_part(part, width) for part in new[same:]]
         self.exact = self.exact[:same] + [part.kind in ("gap", "header", "fold") for part in new[same:]]
+        return sum(self.heights[:same])
 
     def part(self, index: int) -> Part:
         return self._parts[index]

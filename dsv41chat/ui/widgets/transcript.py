@@ -30,6 +30,7 @@ RIGHT_MARGIN = 1
 MAX_TEXT_CELLS = 120
 SHIFT_CELLS = 8
 DRAWN_STRIPS = 400
+DRAWN_AT_ONCE = 8
 
 
 class Transcript(ScrollView, can_focus=True):
@@ -79,6 +80,7 @@ class Transcript(ScrollView, can_focus=True):
         self.follow, self.unseen = True, False
         self._measure_all()
         self._to_end()
+        self.refresh()
 
     def append(self, *entries: Entry) -> None:
         for entry in entries:
@@ -92,12 +94,22 @@ class Transcript(ScrollView, can_focus=True):
         index = self.index_of(entry)
         if index is None:
             return
+        first = 0
         if self._width and entry.opened:
-            entry.lay_out(index > 0, self._text_width())
+            first = self._tops[index] + entry.lay_out(index > 0, self._text_width())
+            if self.follow:
+                self._draw_end(entry)
             self._set_height(index, entry.height)
         else:
             self._set_height(index, entry.estimate(self._text_width()))
-        self._grown()
+        self._grown(first if index == len(self.entries) - 1 else 0)
+
+    def _draw_end(self, entry: Entry) -> None:
+        """Makes the newest parts exact at once: they are in view, and a wrong guess would cost another pass."""
+        renderer = self._get_renderer()
+        for number in range(max(0, len(entry.heights) - DRAWN_AT_ONCE), len(entry.heights)):
+            if not entry.exact[number]:
+                entry.heights[number], entry.exact[number] = len(renderer.lines(entry.part(number))), True
 
     def drop(self, entry: Entry) -> None:
         index = self.index_of(entry)
@@ -116,17 +128,21 @@ class Transcript(ScrollView, can_focus=True):
                 return index
         return None
 
-    def _grown(self) -> None:
+    def _grown(self, first: int = 0) -> None:
+        """Something changed from row `first` on; what stands above it is drawn already."""
         if not self._width:
             return
         self._update_size()
+        before = self.scroll_offset.y
         if self.follow:
             self._to_end()
         else:
             self._settle()
             if self._tops[-1] > self.scroll_offset.y + self.size.height:
                 self.unseen = True
-        self.refresh()
+        if self.scroll_offset.y == before:
+            first = max(first, before)
+            self.refresh_lines(first, max(1, before + self.size.height - first))
 
     # Geometry -----------------------------------------------------------------------------------------------------------
 
@@ -159,8 +175,18 @@ class Transcript(ScrollView, can_focus=True):
 
     def _update_size(self) -> None:
         size = Size(self._width, self._tops[-1])
-        if size != self.virtual_size:
+        old = self.virtual_size
+        if size == old:
+            return
+        if size.width != old.width or not old.height or not self.show_vertical_scrollbar:
             self.virtual_size = size
+            return
+        # The plain assignment would lay the whole screen out again, twenty times a second while text streams in. Only the
+        # scrollbar depends on the height.
+        self.set_reactive(Transcript.virtual_size, size)
+        bar = self.vertical_scrollbar
+        bar.window_virtual_size, bar.window_size = size.height, self.size.height
+        bar.refresh()
 
     def _move(self, y: float) -> None:
         """Scrolls without touching `follow`."""
@@ -177,12 +203,12 @@ class Transcript(ScrollView, can_focus=True):
             self._move(max(0, self._tops[-1] - self.size.height))
             if not self._settle():
                 break
-        self.refresh()
 
     def end(self) -> None:
         """Goes to the end and follows it again."""
         self.follow, self.unseen = True, False
         self._to_end()
+        self.refresh()
 
     def _settle(self) -> bool:
         """Makes the lines in view exact. Returns whether any height changed."""
