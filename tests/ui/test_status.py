@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from dsv41chat.ui.present import age, day_group, duration, receipt, size
+from dsv41chat.ui.present import age, day_group, duration, receipt
 from dsv41chat.ui.status import DRAFT_WINDOW, Status
 from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Piece, Prefill, Ready, Residency, Started, TableState
+from dsv41chat.ui.units import size
 
 
 def texts(status):
