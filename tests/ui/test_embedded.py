@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,31 @@ def test_the_screen_in_a_terminal_gives_the_scripted_answer(tmp_path):
     assert f"resume with: dsv41chat --resume {shown.conversation_id}" in screen
     out, _ = child(tmp_path / "other", ["--json", *options, UNSURE]).communicate(timeout=120)
     assert json.loads(out)["ids_hash"] == shown.ids_hash
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_markers_pasted_into_the_screen_stay_text(tmp_path):
+    """Every marker of both families in one bracketed paste: stored unchanged, and no control id among its ids."""
+    from dsv41chat.engine.chat.tokenizer import ChatTokenizer
+
+    data, tokenizer = tmp_path / "data", ChatTokenizer.from_file(embedded_pack() / "tokenizer.json")
+    with Terminal(tmp_path) as terminal:
+        terminal.run("-m", "dsv41chat", "--data-dir", str(data), *SHORT)
+        terminal.wait("Ask anything", 60)
+        terminal.paste(HOSTILE)
+        terminal.wait("calls>", 30)
+        time.sleep(0.2)  # an Enter right behind other keys is taken for a part of a paste
+        terminal.keys("Enter")
+        terminal.wait("· first", 60)
+        terminal.keys("C-q")
+        terminal.wait("exit=0")
+    with Store.open(data, readonly=True) as store:
+        question = store.message(store.message(store.last_conversation().leaf_id).parent_id)
+    assert question.text == HOSTILE
+    ids = tokenizer.encode_text(question.text) if question.ids is None else question.ids
+    assert not any(tokenizer.is_added(i) for i in ids)
+    assert b"".join(tokenizer.token_bytes(i) for i in ids).decode() == HOSTILE
 
 
 def test_piped_text_and_a_terminal(tmp_path):
