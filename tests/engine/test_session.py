@@ -158,4 +158,5 @@ def test_memory_stays_flat(engine, monkeypatch):
             marks.append((arrays, mx.get_active_memory() - pools, len(traces)))
     assert len(marks) == 4
     for live, held, compiled in marks[1:]:
-        assert live <= marks[0][0] + 2 and held <= marks[0][1] + 64 * 1024 and compiled == marks[0][2]
+        # Taps that wait for a parked drafter are bounded by its window; one array kept per round would be more than a thousand.
+        assert live <= marks[0][0] + 128 and held <= marks[0][1] + 2**20 and compiled == marks[0][2]

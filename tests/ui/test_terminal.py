@@ -117,6 +117,7 @@ def test_the_program_does_not_outlive_its_terminal(tmp_path, stubborn_editor, ed
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_resizing_while_streaming(tmp_path):
     with Terminal(tmp_path, 100, 30) as terminal:
         start(terminal, tmp_path, "word " * 5000, 0.005)
@@ -155,7 +156,7 @@ def test_a_kill_loses_no_shown_text_of_a_second_ago(tmp_path):
             assert f"w{last - 1} " in message.text
             title = store.last_conversation().id
         start(terminal, tmp_path, "again", 0.0, title)
-        assert "interrupted" in terminal.wait("ctrl+R answers again") and "w3 " in terminal.screen
+        assert "interrupted" in terminal.wait("ctrl+R answers") and "w3 " in terminal.screen
         terminal.keys("C-r")
         terminal.wait("2/2")
         terminal.keys("C-q")

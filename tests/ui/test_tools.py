@@ -173,6 +173,7 @@ async def test_commands_act_and_unknown_ones_keep_the_text(tmp_path):
         assert "decode rate" in screen_text(app)
 
 
+@pytest.mark.slow
 async def test_files_become_chips_and_bad_ones_are_refused(tmp_path):
     good, bad = tmp_path / "notes.txt", tmp_path / "data.bin"
     good.write_text("inside ``` the file\n")
