@@ -169,7 +169,7 @@ class ChatApp(App[int]):
         for screen in self.screen_stack:
             if isinstance(screen, ChatScreen):
                 screen.stop_loading()
-                screen.save_draft()
+                screen.save_draft(now=True)
                 screen.save_view()
                 if screen.pump.running:
                     self.run_worker(self._leave_after(screen, code), group="leave")

@@ -113,7 +113,8 @@ async def test_stop_in_prefill_gives_the_prompt_back_and_editing_it_makes_a_sibl
         await until(lambda: chat._finish is not None and chat._finish.message is not None)
         await pilot.pause()
         first = [m for m in app.store.tree(chat.conversation.id) if m.role == "user"]
-        assert [m.parent_id for m in first] == [None, None] and chat.transcript.entries[-2].branch == "2/2"
+        assert [m.parent_id for m in first] == [None, None]
+        await until(lambda: chat.transcript.entries[-2].branch == "2/2")
 
 
 async def test_scrolling_up_stops_following_and_end_resumes(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +41,7 @@ from dsv41chat.ui.widgets.transcript import Transcript
 WIDE, NORMAL, SIDEBAR_MIN = 120, 80, 90
 DRAFT_S = 1.0
 MEMORY_S = 3.0
+MANY_MESSAGES = 500
 
 
 class ChatTranscript(Transcript):
@@ -72,6 +75,8 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self._sidebar_wanted: bool | None = None
         self._header_build = ""
         self._view: dict = {}
+        self._newest_draft: tuple | None = None
+        self._draft_lock = threading.Lock()
         self._completing = self._completing_for = ""
         self._chip_tokens: dict[str, int] = {}
         self.init_turns()
@@ -146,6 +151,9 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self.query_one(Sidebar).reload(self.conversation.id)
         if message is not None:
             self.select_message(message)
+        if len(entries) > MANY_MESSAGES:
+            # A full collection would look at every message again, and stop the screen for a tenth of a second each time.
+            gc.freeze()
         if not same:
             self.prepare()
         return True
@@ -213,7 +221,7 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
 
     def _leave(self) -> None:
         """Gives the conversation on screen back."""
-        self.save_draft()
+        self.save_draft(now=True)
         self.save_view()
         if self.conversation is not None and not self.readonly:
             try:
@@ -373,8 +381,11 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         if self._draft_timer is None:
             self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
 
-    def save_draft(self) -> None:
-        """Stores what is in the composer, so that it is there after any end of the program."""
+    def save_draft(self, now: bool = False) -> None:
+        """Stores what is in the composer, so that it is there after any end of the program.
+
+        A commit waits for the disk, so it happens in another thread, unless the program is leaving (`now`).
+        """
         if self._draft_timer is not None:
             self._draft_timer.stop()
             self._draft_timer = None
@@ -385,11 +396,31 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         if key is None and self.held:
             # What waits for the build has no conversation to be queued in yet.
             text = f"{self.held}\n\n{text}".rstrip()
-        meta = {"chips": self.composer.chips} if text and self.composer.chips else None
-        try:
-            self.app.store.save_draft(key, text, editing=self.editing, meta=meta)
-        except StoreError as error:
-            self.app.not_saved(error)
+        meta = {"chips": dict(self.composer.chips)} if text and self.composer.chips else None
+        draft = (key, text, self.editing if text else None, meta)
+        if draft == self._newest_draft:
+            return
+        self._newest_draft = draft
+        if now:
+            self._write_draft(draft)
+        else:
+            self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
+
+    def _write_draft(self, draft: tuple) -> None:
+        with self._draft_lock:
+            if draft is not self._newest_draft:
+                # A newer one waits behind this.
+                return
+            key, text, editing, meta = draft
+            try:
+                self.app.store.save_draft(key, text, editing=editing, meta=meta)
+            except StoreError as error:
+                self.app.call_later(self.app.not_saved, error)
+
+    def forget_first_draft(self) -> None:
+        """What was written before there was a conversation is a message now."""
+        self._newest_draft = draft = (None, "", None, None)
+        self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
 
     def restore_draft(self, draft: Any) -> None:
         self.composer.reset(draft.text if draft else "")

@@ -156,9 +156,8 @@ class TurnActions:
 
     def _saved(self, message: Any) -> None:
         if message.role == "user":
-            self.save_draft()
             if message.parent_id is None:
-                self._clear_first_draft()
+                self.forget_first_draft()
             if self._pending is not None:
                 update_entry(self._pending, message)
                 self._pending = None
@@ -173,13 +172,6 @@ class TurnActions:
                 update_entry(self._answer, message)
                 self._answer.thinking_note = thinking_note((message.usage or {}).get("thinking_tokens", 0), self.status.thinking_s)
                 self._answer.state_note = ""
-
-    def _clear_first_draft(self) -> None:
-        """What was written before there was a conversation is a message now."""
-        try:
-            self.app.store.save_draft(None, "")
-        except StoreError as error:
-            self.app.not_saved(error)
 
     def turn_ended(self) -> None:
         """The turn's thread has ended; its events have all been shown."""
