@@ -110,6 +110,16 @@ class TerminalDriver(LinuxDriver):
         super().__init__(*arguments, **options)
         self._file = _Screen(self._file)
 
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """Columns and rows as the terminal has them now.
+
+        The base class believes COLUMNS and LINES first: where a shell exports them the screen would never follow a resize.
+        """
+        try:
+            return tuple(os.get_terminal_size(self.fileno))
+        except OSError:
+            return super()._get_terminal_size()
+
     def run_input_thread(self) -> None:
         """Reads keys until the screen stops."""
         parser = PasteParser(self._debug)

@@ -18,6 +18,8 @@ class Terminal:
         self.socket = folder / "tmux.sock"
         self.folder = folder
         environ = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        # COLUMNS and LINES stay wrong on purpose: some shells export them, and the screen must not believe them.
+        environ |= {"COLUMNS": "80", "LINES": "24"}
         environ.pop("TMUX", None)
         self._environ = environ
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", str(width), "-y", str(height), "-s", "t", "env", "PS1=$ ", "sh")

@@ -73,6 +73,7 @@ async def test_big_pastes_become_chips_and_are_sent_whole(tmp_path):
         assert chat.composer.text == ""
         app.post_message(events.Paste(big))
         await pilot.pause()
+        chat._finish = None
         await pilot.press("!", "enter")
         await until(lambda: chat._finish is not None)
         assert app.store.path_to(chat.leaf_id)[0].text == big + "!"
@@ -109,6 +110,7 @@ async def test_stop_in_prefill_gives_the_prompt_back_and_editing_it_makes_a_sibl
         assert chat.composer.text == "x" * 2000
         script.prefill_s = 0
         chat.composer.reset("shorter")
+        chat._finish = None
         await pilot.press("enter")
         await until(lambda: chat._finish is not None and chat._finish.message is not None)
         await pilot.pause()
@@ -184,6 +186,7 @@ async def test_failures_are_one_sentence_and_the_text_stays(tmp_path, error, at)
         assert str(error) in shown and "hello" in shown and "Traceback" not in shown
         assert ("abcdef" in shown) == (at > 0)
         app.host.engine.script.error = None
+        chat._finish = None
         await pilot.press("ctrl+r")
         await until(lambda: chat._finish is not None)
         await pilot.pause()
@@ -298,6 +301,7 @@ async def test_what_is_drawn_is_each_message_once(tmp_path):
         for number in range(4):
             await say(pilot, app, f"question {number}")
             assert rows_match(chat)
+        chat._finish = None
         await pilot.press("ctrl+r")
         await until(lambda: chat._finish is not None and not chat.pump.running)
         await pilot.pause()
