@@ -176,6 +176,8 @@ def _builder(command: str) -> Callable[[Any], Callable[[Context], int] | None]:
         from dsv41chat.cli_doctor import add_commands
     elif command == "bench":
         from dsv41chat.cli_bench import add_commands
+    elif command == "eval":
+        from dsv41chat.cli_eval import add_commands
     elif command == "completion":
         from dsv41chat.cli_completion import add_commands
     else:

@@ -15,8 +15,8 @@ from dsv41chat import __version__
 from dsv41chat.settings import EFFORTS, KEYS, near, near_words
 from dsv41chat.ui.output import UsageError
 
-COMMANDS = ("conversations", "models", "cache", "config", "doctor", "bench", "completion")
-PLANNED = ("eval", "serve")  # names kept free: a prompt of that name needs -p
+COMMANDS = ("conversations", "models", "cache", "config", "doctor", "bench", "eval", "completion")
+PLANNED = ("serve",)  # a name kept free: a prompt of that name needs -p
 
 _EPILOG = """\
 examples:
@@ -29,7 +29,7 @@ examples:
 a line of --batch: {"id": "a1", "prompt": "..."}; messages ([{"role", "content"}, ...]) instead of prompt; system, params (named as the
 options: temperature, max_tokens, effort, seed, stop, ...) and conversation may be added. One result line comes out for each.
 
-commands: conversations, models, cache, config, doctor, bench, completion (each has -h). A prompt that reads like a command: -p TEXT or -- TEXT.
+commands: conversations, models, cache, config, doctor, bench, eval, completion (each has -h). A prompt that reads like one: -p TEXT or -- TEXT.
 """
 
 

@@ -1,0 +1,146 @@
+"""Runs that go on after a kill, their keys and locks, receipts, and the page made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from dsv41chat.bench.eval import ARMS, arm
+from dsv41chat.bench.eval.frame import STALE_S, Run, builds, command, numeric_options
+from dsv41chat.bench.eval.report import newest
+from dsv41chat.cli_commands import Context
+from dsv41chat.settings import load_settings
+from dsv41chat.store.receipts import Receipts
+from dsv41chat.ui.host import EngineHost
+from dsv41chat.ui.output import Stderr, UsageError
+from tests.ui.fakes import fake_host
+
+
+class Killed(Exception):
+    """Stands for a process that is gone: nothing after it runs."""
+
+
+@pytest.fixture
+def context(tmp_path):
+    pack = tmp_path / "pack"
+    pack.mkdir()
+    (pack / "config.json").write_text("{}")
+    settings = load_settings(data_dir=tmp_path / "data")
+    made = Context(None, settings, Stderr(-1), lambda settings, store: EngineHost(settings, store, **fake_host(folder=pack)))
+    yield made
+    made.close()
+
+
+def measure(context, parameters, die_after=None, fresh=False):
+    """Square the numbers of `parameters`, one unit of work each; (result, units of work done by this process)."""
+    worked = []
+    with Run(context, "ppl", builds(context, ["nano"]), parameters, fresh=fresh) as run:
+        for n in range(run.state.get("done", 0), parameters["n"]):
+            worked.append(n)
+            run.state.setdefault("squares", []).append(n * n)
+            run.state["done"] = n + 1
+            run.save()
+            if len(worked) == die_after:
+                raise Killed
+        receipt = run.finish({"squares": run.state["squares"]}, summary="squares", command=command("ppl", "nano", "--n", parameters["n"]))
+    return receipt, worked
+
+
+def test_a_stopped_run_goes_on_and_gives_the_same_result(context):
+    whole, worked = measure(context, {"n": 6})
+    assert worked == list(range(6))
+    for stop in (1, 2):
+        with pytest.raises(Killed):
+            measure(context, {"n": 6}, die_after=stop)
+    again, worked = measure(context, {"n": 6})
+    assert worked == [3, 4, 5] and again["result"] == whole["result"]
+    with pytest.raises(Killed):
+        measure(context, {"n": 6}, die_after=3)
+    assert measure(context, {"n": 7})[1] == list(range(7)), "other parameters are another run"
+    assert measure(context, {"n": 6}, fresh=True)[1] == list(range(6)), "--fresh forgets"
+    assert not list((context.settings.paths.state / "eval").iterdir()), "what is finished leaves no state"
+
+
+def test_a_half_written_state_is_never_read(context):
+    run = Run(context, "ppl", builds(context, ["nano"]), {})
+    with run:
+        run.state["done"] = 1
+        run.save()
+        (run.folder / ".state.json.abcd").write_text('{"sec')  # what a kill inside a write leaves
+    with Run(context, "ppl", builds(context, ["nano"]), {}) as again:
+        assert again.state == {"done": 1}
+        again.write("rows.bin", lambda path: path.write_bytes(b"rows"))
+        assert sorted(p.name for p in again.folder.iterdir() if not p.name.startswith(".")) == ["lock", "rows.bin", "state.json"]
+
+
+def test_two_processes_do_not_share_a_run(context):
+    with Run(context, "ppl", builds(context, ["nano"]), {}):
+        with pytest.raises(UsageError, match="Another process"), Run(context, "ppl", builds(context, ["nano"]), {}):
+            pass
+        with Run(context, "ppl", builds(context, ["nano"]), {"window": 1}):
+            pass
+
+
+def test_the_key_is_made_of_all_that_can_change_a_figure(context):
+    build = builds(context, ["nano"])
+    keys = {Run(context, *words).key for words in (("ppl", build, {}), ("ladder", build, {}), ("ppl", build * 2, {}), ("ppl", build, {"a": 1}))}
+    run = Run(context, "ppl", build, {})
+    assert len(keys | {run.key}) == 4 and set(numeric_options(context)) == {"cache_quant", "linear_input_fp8", "qat_sim", "exact"}
+    assert run.environment["device"] == "cpu" and {"commit", "versions"} <= set(run.environment)
+
+
+def test_states_that_nobody_went_on_with_go(context):
+    folder = context.settings.paths.state / "eval"
+    for name, age in (("ppl-old", STALE_S + 60), ("ppl-new", 60)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "state.json").write_text("{}")
+        os.utime(folder / name / "state.json", (time.time() - age,) * 2)
+    with Run(context, "ppl", builds(context, ["nano"]), {}):
+        assert not (folder / "ppl-old").exists() and (folder / "ppl-new").exists()
+
+
+def test_receipts_name_what_was_measured_and_no_folder(context, tmp_path):
+    receipt, _ = measure(context, {"n": 2})
+    (kept,) = Receipts(context.settings.paths.state / "receipts").all("f" * 64)
+    assert kept == receipt and str(tmp_path) not in json.dumps(kept)
+    assert kept["build"]["fingerprint"] == "f" * 64 and kept["command"] == "dsv41chat eval ppl nano --n 2" and kept["parameters"] == {"n": 2}
+    assert command("ladder", tmp_path / "a" / "b", "--against", "/x/y.txt") == "dsv41chat eval ladder b --against y.txt"
+
+
+def test_receipts_of_a_build_newest_first_and_damaged_ones_left_out(tmp_path):
+    store = Receipts(tmp_path)
+    assert store.all("ab") == [] and store.last("ab", "ppl") is None
+    for number, (arm_, key) in enumerate((("ppl", "a"), ("ladder", "b"), ("ppl", "c"))):
+        store.put("ab", arm_, key, {"arm": arm_, "summary": key, "time": number})
+    (tmp_path / "ab" / "ppl-x.json").write_text("{")
+    (tmp_path / "ab" / "ppl-y.json").write_text('{"arm": "ppl"}')
+    assert [r["summary"] for r in store.all("ab")] == ["c", "b", "a"] and store.last("ab", "ppl")["summary"] == "c"
+    with pytest.raises(ValueError):
+        store.all("../ab")
+
+
+def test_a_page_keeps_the_newest_of_equal_measurements():
+    def receipt(time, window, against="x"):
+        return {"arm": "ppl", "time": time, "parameters": {"window": window}, "builds": [{"fingerprint": against}]}
+
+    rows = [receipt(3, 64), receipt(2, 128), receipt(1, 64), receipt(0, 64, "y")]
+    assert newest(rows) == [rows[0], rows[1], rows[3]]
+
+
+def test_nothing_measured_is_said(program):
+    done = program("eval", "report", "nano", "--json")
+    assert done.code == 6 and done.object["code"] == "not_found"
+    assert program("eval", "report").code == 2 and program("eval", "rep").code == 2
+
+
+def test_every_arm_says_what_it_is(program):
+    help = program("completion", "words", "--", "eval", "").out.split()
+    assert help == sorted(ARMS)
+    for name in ARMS:
+        module = arm(name)
+        assert module.HELP and module.EXAMPLE.startswith(name) and callable(module.run)
+        options = program("completion", "words", "--", "eval", name, "--").out.split()
+        assert "--json" in options and "--output" in options
