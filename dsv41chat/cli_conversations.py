@@ -1,4 +1,4 @@
-"""`dsv41chat conversations`: list, read, export, rename, delete and bring back. Never touches the engine."""
+"""`dsv41chat conversations`: list, read, export, import, rename, delete and bring back. Never touches the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dsv41chat.store import NotFound
+from dsv41chat.ui import importing
 from dsv41chat.ui.export import FORMATS, export, outline, readable
+from dsv41chat.ui.inputs import read_stdin, read_text
 from dsv41chat.ui.output import Out, UsageError
 from dsv41chat.ui.sanitize import visible
 from dsv41chat.ui.states import States, listing
@@ -43,6 +45,9 @@ def add_commands(commands: Any) -> None:
     p.add_argument("-o", "--output", metavar="PATH")
     p.add_argument("--force", action="store_true", help="with -o: overwrite")
     p.set_defaults(run=_export)
+    p = commands.add_parser("import", help="our own JSON export", epilog="example: dsv41chat conversations import chat.json")
+    p.add_argument("file", metavar="FILE", help="what `export --format json` wrote; - is standard input")
+    p.set_defaults(run=_import)
     p = commands.add_parser("rename", help="give a title", epilog='example: dsv41chat conversations rename 7f3a "Sinkhorn notes"')
     p.add_argument("id", metavar="ID")
     p.add_argument("title", metavar="TITLE")
@@ -134,6 +139,24 @@ def _export(context: Any) -> int:
     out.close(True)
     if args.output:
         context.stderr.notice(f"{len(chosen)} conversation{'s' if len(chosen) != 1 else ''} written to {args.output}")
+    return 0
+
+
+def _import(context: Any) -> int:
+    """Nothing is overwritten: what is here already comes in as a second copy, and that is said."""
+    name = context.args.file
+    text = read_stdin() if name == "-" else read_text(name, name)
+    if text is None:
+        raise UsageError("import - needs piped input.")
+    found = importing.read(text, "standard input" if name == "-" else name)
+    stored = importing.store(found, context.store(write=True))
+    if context.args.json:
+        rows = [{"id": made.id, "exported_id": one.id, "title": made.title, "messages": len(one.messages)} for one, made in stored]
+        context.json({"ok": True, "conversations": rows})
+        return 0
+    for one, made in stored:
+        copy = "" if made.id == one.id else f" (a copy: the id {one.id} was taken)"
+        context.stderr.notice(f"imported {made.id} {made.title!r}, {len(one.messages):,} messages{copy}")
     return 0
 
 

@@ -351,3 +351,102 @@ def test_undelete_of_a_conversation_that_is_there_says_so(program, chats):
     assert result.code == 2 and "is not deleted" in result.err and f"show {chats.one}" in result.err
     gone = program("conversations", "undelete", "zzzz")
     assert gone.code == 6 and "Try: dsv41chat conversations list\n" in gone.err
+
+
+# import ------------------------------------------------------------------------------------------------------------------
+
+
+def exported(program, ref: str, **changes) -> dict:
+    return json.loads(program("conversations", "export", ref, "--json").out) | changes
+
+
+def test_import_brings_the_whole_tree_back(program, chats, tmp_path, monkeypatch):
+    program("conversations", "rename", chats.two, "A title of mine")
+    program("-c", "--json", "--system", "Be brief.", "--fork", "again")
+    everything = program("conversations", "export", "--all", "--json").out
+    file = tmp_path / "all.json"
+    file.write_text(everything)
+    other = program.at(tmp_path / "elsewhere")
+    result = other("conversations", "import", str(file))
+    assert (result.code, result.out) == (0, "") and f"imported {chats.one} 'What is an n-gram?', 6 messages\n" in result.err
+    assert other("conversations", "export", "--all", "--json").out == everything, "the same bytes come out again"
+    # It is a conversation like any other: found by its words, gone on with, renamed by its first message.
+    assert [row["id"] for row in other("conversations", "list", "--search", "branch one", "--json").object] == [chats.one]
+    turn = other("--json", "--resume", chats.one, "and now?", script=Script("fine")).object
+    assert turn["text"] == "fine" and bytes(i for i in other.script_ids() if i < 256).count(b"first answer") == 1
+    assert other("conversations", "rename", chats.two, "").code == 0
+    assert "second chat" in other("conversations", "list").out
+
+
+def test_import_overwrites_nothing(program, chats):
+    before = exported(program, chats.one)
+    result = program("conversations", "import", "-", "--json", stdin=json.dumps(before))
+    (row,) = result.object["conversations"]
+    assert row["id"] != chats.one == row["exported_id"] and row["messages"] == 6
+    assert exported(program, chats.one) == before
+    copy = exported(program, row["id"])
+    assert [m["text"] for m in copy["messages"]] == [m["text"] for m in before["messages"]]
+    assert not {m["id"] for m in copy["messages"]} & {m["id"] for m in before["messages"]}
+    shape = lambda o: [[m["id"] for m in o["messages"]].index(m["parent"]) if m["parent"] else None for m in o["messages"]]
+    assert shape(copy) == shape(before)
+    assert "a copy: the id" in program("conversations", "import", "-", stdin=json.dumps(before)).err
+    # A deleted one is still there, and stays as it is.
+    program("conversations", "delete", chats.two, "--yes")
+    two = exported(program, row["id"], id=chats.two, messages=[], leaf=None)
+    assert program("conversations", "import", "-", "--json", stdin=json.dumps(two)).object["conversations"][0]["id"] != chats.two
+
+
+DAMAGED = {
+    "cut": (lambda o: json.dumps(o)[:-40], "is no JSON"),
+    "another program": (lambda o: '{"mapping": {}, "title": "x"}', "is no conversation that dsv41chat exported"),
+    "a number": (lambda o: "7", "is no conversation"),
+    "nothing": (lambda o: "[]", "holds no conversation"),
+    "twice": (lambda o: json.dumps([o, o]), "one conversation twice"),
+    "newer": (lambda o: json.dumps(o | {"v": 2, "version": "9.0"}), "$.v is 2 (dsv41chat 9.0); this version reads 1"),
+    "jsonl": (lambda o: "\n".join(json.dumps({"conversation": o["id"], **m}) for m in o["messages"]), "is a jsonl export"),
+    "leaf": (lambda o: json.dumps(o | {"leaf": "abcdef"}), "$.leaf is 'abcdef', which is none of the messages"),
+    "order": (lambda o: json.dumps(o | {"messages": o["messages"][::-1]}), "is none of the messages before it"),
+    "same id": (lambda o: json.dumps(o | {"messages": [o["messages"][0], *o["messages"]]}), "$.messages[1].id"),
+    "role": (lambda o: json.dumps(_changed(o, 0, role="tool_use")), "$.messages[0].role must be one of"),
+    "state": (lambda o: json.dumps(_changed(o, 1, state=None)), "$.messages[1].state must be a text"),
+    "text": (lambda o: json.dumps(_changed(o, 1, text=["a"])), "$.messages[1].text must be a text"),
+    "id": (lambda o: json.dumps(_changed(o, 1, id="../x")), "$.messages[1].id must be an id in hex digits"),
+    "ids": (lambda o: json.dumps(_changed(o, 1, body_ids=[-1])), "$.messages[1].body_ids must be a list of token ids"),
+    "bit rot": (lambda o: json.dumps(_changed(o, 1, ids=[1, 2])), "do not have the hash"),
+    "time": (lambda o: json.dumps(o | {"created": 10**400}), "$.created must be a time"),
+    "infinite": (lambda o: json.dumps(o | {"updated": float("inf")}), "is no JSON number"),
+    "half a pair": (lambda o: json.dumps(o | {"title": "\ud800"}), "is no JSON"),
+    "settings": (lambda o: json.dumps(o | {"settings": {"temperature": "hot"}}), "$.settings.temperature must be a number"),
+    "system": (lambda o: json.dumps(o | {"settings": {"system": 3}}), "$.settings.system must be a text"),
+    "origin": (lambda o: json.dumps(o | {"settings": {"origin": {"defaults": 3}}}), "$.settings.origin.defaults must be an object"),
+    "deep": (lambda o: "[" * 100_000, "is no JSON"),
+}
+
+
+def _changed(o: dict, number: int, **fields) -> dict:
+    return o | {"messages": [m | fields if i == number else m for i, m in enumerate(o["messages"])]}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_import_refuses_what_is_foreign_or_damaged(program, chats, tmp_path, damage):
+    make, said = DAMAGED[damage]
+    good = exported(program, chats.two)
+    file = tmp_path / "chat.json"
+    file.write_text(make(good))
+    before = program("conversations", "export", "--all", "--json").out
+    result = program("conversations", "import", str(file), "--json")
+    error = result.object
+    assert result.code == error["exit_code"] == 2 and error["code"] == "usage" and said in error["message"] and error["hint"]
+    # One bad conversation keeps the good ones of its file out too: all or nothing.
+    if damage not in ("cut", "jsonl", "deep", "half a pair", "infinite"):
+        file.write_text(json.dumps([good | {"id": "0123abcd"}, *([bad] if not isinstance(bad := json.loads(make(good)), list) else bad)]))
+        if damage != "nothing":
+            assert program("conversations", "import", str(file)).code == 2
+    assert program("conversations", "export", "--all", "--json").out == before
+
+
+def test_import_of_files_that_cannot_be_read(program, tmp_path):
+    assert program("conversations", "import", str(tmp_path / "none.json")).code == 2
+    (tmp_path / "latin.json").write_bytes(b'{"title": "\xe9"}')
+    assert "is not valid UTF-8 (byte 11: 0xe9)" in program("conversations", "import", str(tmp_path / "latin.json")).err
+    assert "needs piped input" in program("conversations", "import", "-").err

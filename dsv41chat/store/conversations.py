@@ -24,10 +24,10 @@ _ORDERS = {
 
 
 class Conversations(Part):
-    def new_conversation(self, title: str | None = None, settings: Mapping[str, Any] | None = None) -> Conversation:
-        """An empty conversation. Without `title` the first user message gives it one."""
+    def new_conversation(self, title: str | None = None, settings: Mapping[str, Any] | None = None, *, wish: str | None = None) -> Conversation:
+        """An empty conversation. Without `title` the first user message gives it one. wish: its id, if no other has that."""
         with self.db.write() as db:
-            conversation_id = self._free_id()
+            conversation_id = self._free_id(wish)
             now = self.clock()
             row = {"id": conversation_id, "title": records.storable(title or ""), "named": int(bool(title))}
             db["conversations"].insert({**row, "settings": records.to_json(settings or {}), "created": now, "updated": now, "used": now})
@@ -177,9 +177,9 @@ class Conversations(Part):
             raise NotFound(f"There is no conversation {conversation_id!r}.", "dsv41chat conversations list")
         return records.conversation(row)
 
-    def _free_id(self) -> str:
+    def _free_id(self, wish: str | None = None) -> str:
         while True:
-            conversation_id = records.new_id(records.CONVERSATION_DIGITS)
+            conversation_id, wish = wish or records.new_id(records.CONVERSATION_DIGITS), None
             if self._row("SELECT 1 FROM conversations WHERE id = ?", [conversation_id]) is None:
                 return conversation_id
 

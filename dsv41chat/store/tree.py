@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -211,14 +212,16 @@ class Tree(Part):
         settings: Mapping[str, Any] | None = None,
         leaf_id: str | None = None,
         keep_ids: bool = False,
+        wish: str | None = None,
     ) -> Conversation:
         """Store messages of another conversation or store, parents before children, as a new conversation.
 
         leaf_id: id, among `messages`, of the new leaf; default the last one. keep_ids: message ids stay (for a store that does not
-        have them). Answers that were running become interrupted. Raises NotFound for a parent that is not among the messages.
+        have them). wish: id of the conversation, if it is free. Answers that were running become interrupted.
+        Raises NotFound for a parent that is not among the messages.
         """
         with self.db.write() as db:
-            conversation = self.new_conversation(title or None, settings)
+            conversation = self.new_conversation(title or None, settings, wish=wish)
             names: dict[str | None, str | None] = {None: None}
             for message in messages:
                 if message.parent_id not in names:
@@ -246,6 +249,7 @@ class Tree(Part):
                         "timing": records.to_json(message.timing),
                         "meta": records.to_json(message.meta),
                         "created": message.created,
+                        "updated": message.updated or message.created,
                     },
                 )
             if leaf_id is not None:
@@ -254,6 +258,26 @@ class Tree(Part):
                 db.execute("UPDATE conversations SET title = ? WHERE id = ?", [self._automatic_title(conversation.id), conversation.id])
             db.execute("UPDATE conversations SET updated = ?, used = ? WHERE id = ?", [conversation.created, conversation.created, conversation.id])
             return self._conversation(conversation.id)
+
+    def add_conversations(self, exported: Iterable[Any]) -> list[Conversation]:
+        """Store conversations as they were exported (see `Exported` in ui/importing.py), all or none, with their times and title.
+
+        Where any id is taken, by whatever message, that conversation gets new ids for all of its messages.
+        """
+        made = []
+        with self.db.write() as db:
+            for one in exported:
+                ids = json.dumps([message.id for message in one.messages])
+                taken = self._row("SELECT 1 FROM messages WHERE id IN (SELECT value FROM json_each(?)) LIMIT 1", [ids])
+                wish = one.id if taken is None else None
+                key = self.add_tree(
+                    one.messages, title=one.title, settings=one.settings, leaf_id=one.leaf, keep_ids=taken is None, wish=wish
+                ).id  # fmt: skip
+                named = bool(one.title) and one.title != self._automatic_title(key)
+                values = [int(named), int(one.pinned), one.created, one.updated, self.clock(), key]
+                db.execute("UPDATE conversations SET named = ?, pinned = ?, created = ?, updated = ?, used = ? WHERE id = ?", values)
+                made.append(self._conversation(key))
+        return made
 
     # -- parts
 

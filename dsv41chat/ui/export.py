@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dsv41chat.store import Conversation, Message, Store
 
 FORMATS = ("md", "json", "jsonl", "text")
-_SCHEMA = 1
+SCHEMA = 1
 
 
 def export(
@@ -47,8 +47,8 @@ def export(
 def _as_dict(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
     c = conversation
     return {
-        "v": _SCHEMA, "type": "conversation", "version": __version__, "id": c.id, "title": c.title, "created": c.created, "updated": c.updated,
-        "leaf": c.leaf_id, "settings": c.settings, "messages": [message_dict(m) for m in messages],
+        "v": SCHEMA, "type": "conversation", "version": __version__, "id": c.id, "title": c.title, "created": c.created, "updated": c.updated,
+        "leaf": c.leaf_id, "pinned": c.pinned, "settings": c.settings, "messages": [message_dict(m) for m in messages],
     }  # fmt: skip
 
 

@@ -58,6 +58,14 @@ class Program:
         self.hosts: list[EngineHost] = []
         self._monkeypatch = monkeypatch
 
+    def at(self, data: Path) -> Program:
+        """The same program with another data folder."""
+        return Program(data, self._monkeypatch, self.script)
+
+    def script_ids(self) -> tuple[int, ...]:
+        """The newest prompt that any engine of this program was given."""
+        return self.last.sessions[-1].calls[-1].prompt.ids
+
     def __call__(
         self, *argv: str, stdin: bytes | str | None = None, terminal: bool = False, script: Script | None = None, real: bool = False
     ) -> Result:
@@ -67,7 +75,7 @@ class Program:
         with self._monkeypatch.context() as patch:
             for name, stream in streams.items():
                 patch.setattr(sys, name, stream)
-            chosen = script or self.script
+            chosen = self.last = script or self.script
 
             def make_host(settings, store):
                 host = EngineHost(settings, store, **({} if real else fake_host(chosen, self.data / "fake-pack")))
