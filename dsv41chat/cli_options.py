@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,13 +84,15 @@ class _Prompt(argparse.Action):
         namespace.prompts = [*(namespace.prompts or []), (kind, value)]
 
 
-def number(key: str) -> Any:
-    """An argparse type that holds a value to the bounds of a settings key."""
+def number(key: str, *, auto: bool | None = None) -> Any:
+    """An argparse type that holds a value to the bounds of a settings key. auto False: "auto" is no value here."""
     from dsv41chat.settings import parse_text
+
+    rules = KEYS[key] if auto is None else replace(KEYS[key], auto=auto)
 
     def parse(text: str) -> Any:
         try:
-            return parse_text(KEYS[key], text)
+            return parse_text(rules, text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"must be {error}, not {text!r}") from None
 
@@ -154,6 +157,7 @@ def chat_parser() -> Parser:
     g.add_argument("--frequency-penalty", type=number("chat.frequency_penalty"), metavar="F", help="the same, times how often")
     g.add_argument("--seed", type=_seed, metavar="N", help="default: random, reported")
     g.add_argument("--max-tokens", type=number("chat.max_tokens"), metavar="N", help="limit of thinking and answer")
+    g.add_argument("--max-answer-tokens", type=number("chat.max_tokens", auto=False), metavar="N", help="limit of the answer without its thinking")
     g.add_argument("--stop", action="append", default=[], type=_text, metavar="TEXT", help="end the answer at this text; repeatable")
     g.add_argument("--draft", type=number("engine.draft"), metavar="auto|off|N", help="drafting")
     g.add_argument("--context", type=number("engine.context"), metavar="N", help="tokens of context")
@@ -279,5 +283,5 @@ def flag_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def turn_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the chat options fix for every turn and no setting has."""
-    turn: dict[str, Any] = {"stop": tuple(args.stop)} if args.stop else {}
-    return turn | ({"seed": args.seed} if args.seed is not None else {})
+    turn = {"stop": tuple(args.stop) or None, "seed": args.seed, "max_answer_tokens": args.max_answer_tokens}
+    return {name: value for name, value in turn.items() if value is not None}

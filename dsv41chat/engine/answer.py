@@ -60,15 +60,24 @@ class Answer:
     """Feed chosen ids one by one; each is final. `take` hands out the pieces since the last call.
 
     A stop id is emitted as the end: it counts, and is neither parsed nor shown. counts: of every emitted id, for the penalties.
+    budget: ids in all; answer_budget: ids after the thinking part, None without such a limit.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, prompt: EncodedPrompt, stops: tuple[str, ...], budget: int, loop_stop: bool):
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        prompt: EncodedPrompt,
+        stops: tuple[str, ...],
+        budget: int,
+        loop_stop: bool,
+        answer_budget: int | None = None,
+    ):
         self._parser = StreamParser(tokenizer, prompt.family, prompt.start, prompt.tools, prompt.opened)
         eos, defensive = stop_ids(tokenizer, prompt.family)
         self._stop_ids = defensive | {eos}
         self._strings = StopStrings(stops)
         self._loop = LoopDetector() if loop_stop else None
-        self._budget = budget
+        self._budget, self._answer_budget = budget, answer_budget
         self._pieces: list[Piece] = []
         self.ids: list[int] = []
         self.counts: Counter[int] = Counter()
@@ -77,7 +86,10 @@ class Answer:
 
     @property
     def remaining(self) -> int:
-        return self._budget - len(self.ids)
+        left = self._budget - len(self.ids)
+        if self._answer_budget is None or self._parser.channel == "thinking":
+            return left
+        return min(left, self._answer_budget - (len(self.ids) - self.thinking_tokens))
 
     @property
     def reasoning_ids(self) -> tuple[int, ...]:

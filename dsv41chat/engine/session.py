@@ -47,6 +47,7 @@ class Session:
         sampling: SamplingParams,
         *,
         max_tokens: int,
+        max_answer_tokens: int | None = None,
         stop: Sequence[str] = (),
         draft: str | int = "auto",
         loop_stop: bool = True,
@@ -57,8 +58,8 @@ class Session:
         """Answer `prompt`. Yields Residency, Prefill..., (Piece | DraftRound)..., Done.
 
         draft: auto, off or a fixed depth; it changes how fast the answer comes and never what it is.
-        max_tokens counts every emitted id, the stop id included. cancel is polled at chunk and round borders and ends the turn
-        with finish `cancelled`. Raises ContextFull before any work, and EngineError with the lane at its last commit.
+        max_tokens counts every emitted id, the stop id included; max_answer_tokens those after the thinking part.
+        cancel is polled at chunk and round borders and ends the turn with finish `cancelled`. Raises ContextFull before any work, and EngineError with the lane at its last commit.
         marks: prompt positions where a chunk must end; on_mark(n) is called there, with the lane at its commit.
         """
         if self.engine.tokenizer is None:
@@ -72,7 +73,7 @@ class Session:
             )
         if self.engine.tables is not None:
             self.engine.tables.begin_request()
-        answer = Answer(self.engine.tokenizer, prompt, tuple(stop), min(max_tokens, room), loop_stop)
+        answer = Answer(self.engine.tokenizer, prompt, tuple(stop), min(max_tokens, room), loop_stop, max_answer_tokens)
         yield from _Turn(self, prompt, sampling, answer, draft, cancel, _Marks(marks, on_mark)).run()
 
     def held(self, ids: Sequence[int]) -> int:

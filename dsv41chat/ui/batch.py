@@ -30,7 +30,8 @@ FAILED_ITEMS = 9
 _FIELDS = ("id", "prompt", "messages", "system", "params", "conversation")
 _SESSION = "batch"
 _PARAMS = (
-    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "max_tokens", "effort", "draft", "seed", "stop",
+    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "max_tokens", "max_answer_tokens", "effort",
+    "draft", "seed", "stop",
 )  # fmt: skip
 
 
@@ -136,6 +137,8 @@ def _params(data: Any) -> dict[str, Any]:
         if name == "seed":
             good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
             expected = "a whole number"
+        elif name == "max_answer_tokens":
+            good, expected = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a whole number of at least 1"
         elif name == "stop":
             value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else ()
             good, expected = bool(value) and all(isinstance(s, str) and s for s in value), "a text or a list of texts"

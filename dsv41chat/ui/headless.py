@@ -135,7 +135,9 @@ class _Runner:
         elif usage.get("context_used", 0) >= usage.get("context_limit", 1 << 62):
             text = f"the answer was cut after {tokens}: the context of {usage['context_limit']:,} tokens is full (--context)."
         else:
-            text = f"the answer was cut after {tokens}: the length limit (--max-tokens)."
+            limit = self.controller.settings.turn.get("max_answer_tokens")
+            option = "--max-answer-tokens" if limit is not None and usage.get("answer_tokens", 0) >= limit else "--max-tokens"
+            text = f"the answer was cut after {tokens}: the length limit ({option})."
         self.stderr.notice(f"warning: {text}")
 
     def _default(self) -> BuildRef | None:

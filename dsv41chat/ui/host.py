@@ -353,8 +353,8 @@ class EngineHost:
 
             def run(**marks: Any) -> Iterator[Any]:
                 return session.generate(
-                    prompt, _sampling(options, seed), max_tokens=max_tokens, stop=options.stop, draft=options.draft,
-                    loop_stop=options.loop_stop, cancel=cancel, **marks,
+                    prompt, _sampling(options, seed), max_tokens=max_tokens, max_answer_tokens=options.max_answer_tokens, stop=options.stop,
+                    draft=options.draft, loop_stop=options.loop_stop, cancel=cancel, **marks,
                 )  # fmt: skip
 
             self.states.forget_seal(session)

@@ -329,7 +329,8 @@ class _Turn:
     def _params(self, options: TurnOptions, seed: int, build: BuildView) -> dict:
         o = options
         engine, wanted = self.host.engine, self.c.settings.engine.context
-        return {
+        limit = {} if o.max_answer_tokens is None else {"max_answer_tokens": o.max_answer_tokens}
+        return limit | {
             "temperature": o.temperature, "top_k": o.top_k, "top_p": o.top_p, "min_p": o.min_p,
             "presence_penalty": o.presence_penalty, "frequency_penalty": o.frequency_penalty, "seed": seed,
             "max_tokens": o.token_limit(), "effort": o.effort, "draft": o.draft,

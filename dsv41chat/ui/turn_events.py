@@ -37,7 +37,8 @@ def exit_code(code: str) -> int:
 
 @dataclass(frozen=True)
 class TurnOptions:
-    """How one answer is made. seed None: drawn at random and reported; max_tokens None: by effort (spec: app, section 10).
+    """How one answer is made. seed None: drawn at random and reported; max_tokens None: by effort (spec: app, section 10); max_answer_tokens
+    None: no limit of the answer apart from its thinking.
 
     effort: off, low, high, max or an integer 1..100; draft: auto, off or a fixed depth; stop: strings that end the answer.
     """
@@ -50,6 +51,7 @@ class TurnOptions:
     frequency_penalty: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
+    max_answer_tokens: int | None = None
     effort: str | int = "high"
     draft: str | int = "auto"
     stop: tuple[str, ...] = ()

@@ -17,8 +17,9 @@ def tokenizer():
     return small_tokenizer()
 
 
-def answer(tokenizer, start="content", stops=(), budget=10**6, loop_stop=True):
-    return Answer(tokenizer, SimpleNamespace(family="v41", start=start, tools=False, opened=()), tuple(stops), budget, loop_stop)
+def answer(tokenizer, start="content", stops=(), budget=10**6, loop_stop=True, answer_budget=None):
+    prompt = SimpleNamespace(family="v41", start=start, tools=False, opened=())
+    return Answer(tokenizer, prompt, tuple(stops), budget, loop_stop, answer_budget)
 
 
 def feed(a: Answer, ids) -> str | None:
@@ -55,6 +56,25 @@ def test_thinking_and_answer_are_counted_apart(tokenizer):
     assert feed(a, [*thought, tokenizer.marker(END_THINK), *said, tokenizer.marker(EOS)]) == "stop"
     assert (a.texts["thinking"], a.texts["answer"]) == ("hm, yes", "Yes.")
     assert a.thinking_tokens == len(thought) + 1 and list(a.reasoning_ids) == thought and list(a.body_ids) == said
+
+
+def test_the_answers_own_limit_leaves_the_thinking_alone(tokenizer):
+    thought, said = tokenizer.encode_text("a thought of some length"), tokenizer.encode_text("Yes, and much more than that.")
+    ids = [*thought, tokenizer.marker(END_THINK), *said, tokenizer.marker(EOS)]
+    for limit in (1, 3, len(said)):
+        a = answer(tokenizer, start="reasoning", answer_budget=limit)
+        assert feed(a, ids) == "length" and list(a.body_ids) == said[:limit] and a.texts["thinking"] == "a thought of some length"
+        assert a.remaining == 0 and len(a.ids) - a.thinking_tokens == limit
+    assert feed(answer(tokenizer, start="reasoning", answer_budget=len(said) + 1), ids) == "stop"
+    # Without thinking, and beside the limit of all ids, the smaller one counts.
+    assert len(_ids(answer(tokenizer, answer_budget=2), said)) == 2
+    assert len(_ids(answer(tokenizer, budget=3, answer_budget=5), said)) == 3
+    assert answer(tokenizer, start="reasoning", budget=9, answer_budget=2).remaining == 9, "a round of thinking may draft on"
+
+
+def _ids(a: Answer, ids) -> list[int]:
+    assert feed(a, ids) == "length"
+    return a.ids
 
 
 def test_pieces_carry_every_id_once(tokenizer):

@@ -106,10 +106,15 @@ class FakeSession:
         return _common(self.lane, tuple(ids))
 
     def generate(
-        self, prompt, sampling, *, max_tokens, stop=(), draft="auto", loop_stop=True, cancel=lambda: False
+        self, prompt, sampling, *, max_tokens, max_answer_tokens=None, stop=(), draft="auto", loop_stop=True, cancel=lambda: False
     ) -> Iterator[Residency | Prefill | Piece | DraftRound | Done]:
         script, tokenizer = self.engine.script, self.engine.tokenizer
-        self.calls.append(SimpleNamespace(prompt=prompt, sampling=sampling, max_tokens=max_tokens, stop=stop, draft=draft, loop_stop=loop_stop))
+        self.calls.append(
+            SimpleNamespace(
+                prompt=prompt, sampling=sampling, max_tokens=max_tokens, max_answer_tokens=max_answer_tokens, stop=stop, draft=draft,
+                loop_stop=loop_stop,
+            )
+        )  # fmt: skip
         if script.ignore_cancel:
             cancel = lambda: False
         yield self.engine.residency()
@@ -131,17 +136,19 @@ class FakeSession:
         raw = {"thinking": b"", "answer": b""}
         shown = {"thinking": "", "answer": ""}
         channel = "thinking" if reasoning else "answer"
+        said = 0
         for id in script_ids:
             if finish is None and cancel():
                 finish = "cancelled"
             if finish is None and script.error is not None and len(ids) >= script.error_at:
                 raise script.error
-            if finish is None and len(ids) >= max_tokens:
+            if finish is None and (len(ids) >= max_tokens or said == max_answer_tokens):
                 finish = "length"
             if finish is not None:
                 break
             time.sleep(script.delay_s)
             ids.append(id)
+            said += channel == "answer"
             if id == eos:
                 finish = script.finish or "stop"
                 yield Piece(channel, "", (id,))

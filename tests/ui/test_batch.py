@@ -33,13 +33,13 @@ def test_fields_of_an_item(program, tmp_path):
     items = [
         {"prompt": "x", "system": "sys", "params": {"max_tokens": 3, "effort": "off", "temperature": 0.5, "seed": 99, "stop": "d"}},
         {"id": 12, "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "v"},
-                                {"role": "user", "content": "w"}], "params": {"effort": "off"}},
+                                {"role": "user", "content": "w"}], "params": {"effort": "off", "max-answer-tokens": 2}},
     ]  # fmt: skip
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(item) + "\n\n" for item in items))
     result = program("--batch", str(path), script=script)
     first, second = lines(result.out)
-    assert result.code == 0 and (first["id"], first["text"], first["seed"]) == ("1", "abc", 99) and second["id"] == "12"
+    assert result.code == 0 and (first["id"], first["text"], first["seed"]) == ("1", "abc", 99) and (second["id"], second["text"]) == ("12", "ab")
     calls = script.sessions[0].calls
     assert calls[0].sampling.temperature == 0.5 and calls[0].stop == ("d",)
     assert bytes(i for i in calls[1].prompt.ids if i < 256) == b"suvw"

@@ -53,6 +53,8 @@ def test_the_screen_and_scripted_mode_give_one_answer(program):
 
     options = ["--temperature", "0.8", "--seed", "7", *SHORT]
     scripted = program("--json", *options, "hi", real=True).object
+    short = program("--json", *options, "--max-answer-tokens", "2", "hi", real=True).object
+    assert short["usage"]["answer_tokens"] == min(2, scripted["usage"]["answer_tokens"]) and scripted["text"].startswith(short["text"])
     flags = {"chat.temperature": 0.8, "chat.max_tokens": 12}
     settings = load_settings(data_dir=program.data / "screen", environ={}, flags=flags, turn={"seed": 7})
     with Store.open(settings.paths.data) as store:

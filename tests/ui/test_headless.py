@@ -423,6 +423,19 @@ def test_max_tokens_stop_and_effort(program):
     assert program("--json", "hi", "--effort", "off").object["params"]["max_tokens"] == 8192
 
 
+def test_the_answers_own_limit(program):
+    script = Script("abcdef", thinking="a long thought")
+    result = program("--json", "hi", "--max-answer-tokens", "3", script=script).object
+    assert (result["thinking"], result["text"], result["finish"]) == ("a long thought", "abc", "length")
+    assert result["usage"]["answer_tokens"] == 3 and result["params"]["max_answer_tokens"] == 3
+    assert program("--json", "hi", "--max-answer-tokens", "9", script=script).object["finish"] == "stop"
+    said = program("--headless", "hi", "--max-answer-tokens", "3", script=script)
+    assert said.out == "abc\n" and "the length limit (--max-answer-tokens)" in said.err
+    assert "(--max-tokens)" in program("--headless", "hi", "--max-answer-tokens", "9", "--max-tokens", "3", script=script).err
+    for wrong in ("0", "auto", "x"):
+        assert program("--json", "hi", "--max-answer-tokens", wrong).code == 2
+
+
 def test_effort_stays_with_the_conversation(program):
     program("--headless", "--effort", "off", "hi")
     assert program("--json", "-c", "more").object["params"]["effort"] == "off"
