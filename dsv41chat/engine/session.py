@@ -59,7 +59,8 @@ class Session:
 
         draft: auto, off or a fixed depth; it changes how fast the answer comes and never what it is.
         max_tokens counts every emitted id, the stop id included; max_answer_tokens those after the thinking part.
-        cancel is polled at chunk and round borders and ends the turn with finish `cancelled`. Raises ContextFull before any work, and EngineError with the lane at its last commit.
+        cancel is polled at chunk and round borders and ends the turn with finish `cancelled`.
+        Raises ContextFull before any work, and EngineError with the lane at its last commit.
         marks: prompt positions where a chunk must end; on_mark(n) is called there, with the lane at its commit.
         """
         if self.engine.tokenizer is None:
