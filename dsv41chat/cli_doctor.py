@@ -23,6 +23,9 @@ def add_commands(commands: Any) -> Callable[[Any], int]:
     p = commands.add_parser("states", help="how exactly a resumed chat goes on here", epilog="example: dsv41chat doctor states --model nano")
     p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
     p.set_defaults(run=_states, needs_settings=True)
+    p = commands.add_parser("routes", help="what computes the hot operations here", epilog="example: dsv41chat doctor routes --model nano")
+    p.add_argument("--model", metavar="NAME", help="a name or a folder; default: the build that would answer")
+    p.set_defaults(run=_routes, needs_settings=True)
     return _general
 
 
@@ -55,6 +58,19 @@ def _drafting(context: Any) -> int:
     measure = not context.args.no_measure
     with _opened(context, measure) as (name, engine):
         lines = examine(engine.drafting, measure)
+    return _show(context, name, lines)
+
+
+def _routes(context: Any) -> int:
+    """What was installed when the build was opened, each compared with the stock operation."""
+    with _opened(context, False) as (name, engine):
+        routes = engine.trunk.routes
+        head, *rest = routes.summary()
+        lines = [Line("ok", "routes", head)]
+        refused = {c.op for c in routes.choices if c.reason and "stock" in c.route}
+        for text in rest:
+            op, _, words = text.partition(": ")
+            lines.append(Line("warn" if op in refused and "it fails" in words else "ok", op, words))
     return _show(context, name, lines)
 
 
@@ -93,7 +109,7 @@ def _opened(context: Any, write: bool) -> Iterator[tuple[str, Any]]:
     build = host.resolve(context.args.model)
     engine = open_engine(
         build.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim, exact=e.exact,
-        facts=context.store().facts, engram=table_settings(context.settings),
+        routes=e.routes, facts=context.store().facts, engram=table_settings(context.settings),
     )  # fmt: skip
     try:
         yield build.name, engine

@@ -102,13 +102,15 @@ def _info(context: Any) -> int:
     info = {"name": ref.name, "folder": str(ref.folder), "embedded": ref.embedded, "registered": ref.registered} | _facts(view)
     info |= {
         "defaults": dict(view.defaults), "notes": list(view.notes), "formats": dict(view.formats), "memory": _memory(view.admission),
-        "settings": {"engine.cache_quant": engine.cache_quant, "engine.linear_input_fp8": engine.linear_input_fp8, "engine.qat_sim": engine.qat_sim},
+        "routes": host.routes(),
+        "settings": {f"engine.{key}": getattr(engine, key) for key in ("routes", "cache_quant", "linear_input_fp8", "qat_sim")},
     }  # fmt: skip
     if context.args.json:
         context.json(info)
         return 0
     shown = info | {name: f"{info[name]:,}" for name in ("bytes", "resident_bytes", "table_bytes")}
     shown |= {name: ", ".join(f"{key} {value}" for key, value in info[name].items()) or "-" for name in ("defaults", "settings")}
+    shown["routes"] = "; ".join(info["routes"])
     shown["notes"] = "; ".join(info["notes"]) or "-"
     shown["formats"] = ", ".join(f"{count:,} {label}" for label, count in info["formats"].items()) or "-"
     shown["memory"] = _memory_words(view.admission)

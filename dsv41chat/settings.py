@@ -113,6 +113,7 @@ _TABLE = (
     _key("engine.cache_quant", True, "round cache and index rows as the V4.1 release does"),
     _key("engine.linear_input_fp8", False, "round the inputs of linear layers as the release does"),
     _key("engine.qat_sim", False, "simulate the V4 release's rounding"),
+    _key("engine.routes", "auto", "what computes: auto, stock (MLX's own operations alone) or the name of a route, see doctor routes"),
     _key("engine.memory_margin", "auto", "memory kept free beside a build", "size", auto=True),
     _key("engram.scales", "auto", "the tables' scales: copied into memory or mapped", choices=("auto", "resident", "mapped")),
     _key("engram.access", "auto", "how table files are read; pread also survives a file that is cut", choices=("auto", "mmap", "pread")),

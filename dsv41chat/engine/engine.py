@@ -100,7 +100,7 @@ class Engine:
             draft_model,
             exact=exact,
             facts=self.facts,
-            build=f"{pack.fingerprint[:16]}.{trunk.dtype}",
+            build=f"{pack.fingerprint[:16]}.{trunk.dtype}.{trunk.routes.identity}",
             machine=f"{self.device}.{self.mlx_version}",
             fault=pack.found.fault,
         )
@@ -153,6 +153,7 @@ def open_engine(
     linear_input_fp8: bool = False,
     qat_sim: bool = False,
     exact: str = "on",
+    routes: str = "auto",
     context: int | None = None,
     cache_dir: Path | None = None,
     facts: MutableMapping[str, str] | None = None,
@@ -169,11 +170,12 @@ def open_engine(
     dtype: float32 or bfloat16, by default the device's. cache_quant, linear_input_fp8: the fake quantisation of V4.1.
     qat_sim: that of V4; a build ignores the options of the other family.
     exact: on, or fast: drafted text may differ from plain text at near-ties, see `Drafting`.
+    routes: auto, stock or the name of one; what computes the hot operations, see `kernels.routes`.
     context: tokens, at most the pack's maximum; None: as many as memory admits. force: load although it does not fit.
     margin: bytes left to others, None by size. machine: the memory there is, instead of this machine's; for tests.
     cache_dir: where derived token maps are kept. facts: measured verdicts, by key.
     engram: how tables are read. os_layer: what the tables' reads ask instead of this system; for tests.
-    Raises PackError, DoesNotFit or Cancelled.
+    Raises PackError, DoesNotFit, RouteUnavailable or Cancelled.
     """
     pack = open_pack(folder)
     limit = pack.config.max_position_embeddings
@@ -194,6 +196,7 @@ def open_engine(
         cache_quant=cache_quant,
         linear_input_fp8=linear_input_fp8,
         qat_sim=qat_sim,
+        routes=routes,
         cache_dir=cache_dir,
         engram_settings=engram,
         facts=facts,
@@ -206,7 +209,7 @@ def open_engine(
     progress(Loading("ready", len(pack.plan), len(pack.plan), "layers"))
     engine = Engine(pack, trunk, tokenizer, context or admission.context or limit, model, exact, facts, admission)
     rounded = {"qat_sim": qat_sim} if engine.family == "v4" else {"cache_quant": cache_quant, "linear_input_fp8": linear_input_fp8}
-    engine.numeric_options = {**rounded, "packed": stays_packed(pack), "exact": exact}
+    engine.numeric_options = {**rounded, "packed": stays_packed(pack), "exact": exact, "routes": trunk.routes.identity}
     return engine
 
 

@@ -1,7 +1,7 @@
 """Is a row's result the same whatever shares its call? The answer decides where states may be kept and what a resumed turn promises.
 
-Measured once per build, device and MLX version, when the machine is idle; until then the stock route on the CPU counts as row-invariant
-(the row contracts of the test suite hold there) and any other route does not.
+Measured once per build, device and MLX version, when the machine is idle; until then the stock route on the CPU, and a route that promises the same,
+count as row-invariant (the row contracts of the test suite hold there) and any other route does not.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ def fact_key(engine: Engine) -> str:
 
 def rows_verdict(engine: Engine) -> bool:
     found = engine.facts.get(fact_key(engine))
-    return engine.device == "cpu" if found is None else found == "yes"
+    return _stock_like(engine) if found is None else found == "yes"
 
 
 def rows_known(engine: Engine) -> bool:
     """Whether the verdict was measured, or needs no measurement."""
-    return engine.device == "cpu" or fact_key(engine) in engine.facts
+    return _stock_like(engine) or fact_key(engine) in engine.facts
+
+
+def _stock_like(engine: Engine) -> bool:
+    return engine.device == "cpu" and engine.trunk.routes.rows_alike
 
 
 def measure_rows(engine: Engine) -> bool:

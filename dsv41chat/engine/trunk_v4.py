@@ -14,12 +14,13 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.config_v4 import V4Config
+from dsv41chat.engine.kernels.routes import KernelRoutes
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention_v4 import AttentionV4
-from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead, Streams, enter, settle
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe_v4 import MoEV4
-from dsv41chat.engine.ops import hyper, norm, rope
+from dsv41chat.engine.ops import norm, rope
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows_v4 import RowsV4
@@ -37,6 +38,7 @@ class LayerV4:
     ffn_norm: mx.array
     attention: AttentionV4
     moe: MoEV4
+    eps: float
 
     @classmethod
     def load(cls, c: V4Config, source: WeightSource, plan: LayerPlan, qat_sim: bool) -> LayerV4:
@@ -49,7 +51,15 @@ class LayerV4:
             source.float32(f"{p}.ffn_norm.weight"),
             AttentionV4.load(c, source, plan, qat_sim),
             MoEV4.load(c, source, f"{p}.ffn", plan.hashed),
+            c.rms_norm_eps,
         )
+
+    def into_attention(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
+        """`Streams` -> (h, x, pre, post, comb). Collapses with its own `pre`."""
+        return enter(self.attn_mix, self.attn_norm, self.eps, False, streams)
+
+    def into_experts(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
+        return enter(self.ffn_mix, self.ffn_norm, self.eps, False, streams)
 
 
 @dataclass
@@ -57,6 +67,7 @@ class TrunkV4:
     """Weights and wiring; no state. Any number of lanes run on one trunk.
 
     tap_layers: layers whose output drafters need (DSpark); without any, taps are the streams after the last layer (MTP).
+    routes: what computes its hot operations.
     """
 
     config: V4Config
@@ -69,6 +80,7 @@ class TrunkV4:
     dtype: mx.Dtype
     tap_layers: tuple[int, ...] = ()
     frequencies: dict = field(default_factory=dict)
+    routes: KernelRoutes = field(default_factory=KernelRoutes)
     tables = None
 
     def __post_init__(self):
@@ -106,25 +118,24 @@ class TrunkV4:
         c, ids = self.config, np.asarray(ids, np.int64)
         rows = RowsV4(ids, start, c.sliding_window, c.ring_rows, self.frequencies)
         h = mx.repeat(self.embed[rows.tokens][:, None], c.hc_mult, axis=1)
-        taps = []
+        taps, streams = [], (h, None, None, None, None)
         for layer in self.layers:
-            h = self._layer(layer, lane, rows, h)
+            streams = self._layer(layer, lane, rows, streams)
             if want_taps and layer.plan.index in self.tap_layers:
+                h = settle(streams)
                 taps.append(mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype))
+                streams = h, None, None, None, None
+        h = settle(streams)
         if want_taps and not self.tap_layers:
             taps.append(h.reshape(len(ids), -1))
         logits = self.logits(h[logits_from:]) if logits_from is not None else None
         return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, h, None)
 
-    def _layer(self, layer: LayerV4, lane: Lane, rows: RowsV4, h: mx.array) -> mx.array:
+    def _layer(self, layer: LayerV4, lane: Lane, rows: RowsV4, streams: Streams) -> Streams:
         """Each half collapses the streams that enter it with its own `pre`, and spreads its output over the same streams."""
-        eps = self.config.rms_norm_eps
-        pre, post, comb = layer.attn_mix(h)
-        y = layer.attention(lane, rows, norm.rms(hyper.collapse(h, pre), layer.attn_norm, eps))
-        h = hyper.expand(y, h, post, comb)
-        pre, post, comb = layer.ffn_mix(h)
-        y = layer.moe(norm.rms(hyper.collapse(h, pre), layer.ffn_norm, eps), rows.tokens)
-        return hyper.expand(y, h, post, comb)
+        h, x, _, post, comb = layer.into_attention(*streams)
+        h, x, _, post, comb = layer.into_experts(h, None, layer.attention(lane, rows, x), post, comb)
+        return h, None, layer.moe(x, rows.tokens), post, comb
 
     def logits(self, h: mx.array) -> mx.array:
         """float32 [n, vocab] from the streams after the last layer."""

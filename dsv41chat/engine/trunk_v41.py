@@ -18,13 +18,14 @@ from dsv41chat.engine.engram.fetch import Ticket
 from dsv41chat.engine.engram.hashing import NgramHasher
 from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.values import take_values
+from dsv41chat.engine.kernels.routes import KernelRoutes
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention import Attention
 from dsv41chat.engine.nn.engram import Engram
-from dsv41chat.engine.nn.hyper_connection import HyperConnection
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, Streams, enter, settle
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe import MoE
-from dsv41chat.engine.ops.hyper import collapse, expand
+from dsv41chat.engine.ops.hyper import collapse
 from dsv41chat.engine.ops.norm import rms
 from dsv41chat.engine.ops.rope import inverse_frequencies
 from dsv41chat.engine.pack.source import WeightSource
@@ -45,6 +46,7 @@ class Layer:
     ffn_norm: mx.array
     attention: Attention
     moe: MoE
+    eps: float
 
     @classmethod
     def load(cls, c: V41Config, source: WeightSource, plan: LayerPlan, cache_quant: bool) -> Layer:
@@ -58,12 +60,23 @@ class Layer:
             source.float32(f"{p}.ffn_norm.weight"),
             Attention.load(c, source, plan, cache_quant),
             MoE.load(c, source, f"{p}.ffn", c.n_routed_experts, c.num_experts_per_tok),
+            c.rms_norm_eps,
         )
+
+    def into_attention(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
+        """`Streams` -> (h, x, pre, post, comb). Collapses with the `pre` of the sublayer before."""
+        return enter(self.attn_mix, self.attn_norm, self.eps, True, streams)
+
+    def into_experts(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
+        return enter(self.ffn_mix, self.ffn_norm, self.eps, True, streams)
 
 
 @dataclass
 class TrunkV41:
-    """Weights and wiring; no state. Any number of lanes run on one trunk. tap_layers: layers whose entering streams drafters need."""
+    """Weights and wiring; no state. Any number of lanes run on one trunk. tap_layers: layers whose entering streams drafters need.
+
+    routes: what computes its hot operations.
+    """
 
     config: V41Config
     plan: tuple[LayerPlan, ...]
@@ -76,6 +89,7 @@ class TrunkV41:
     dtype: mx.Dtype
     tap_layers: tuple[int, ...] = ()
     frequencies: dict = field(default_factory=dict)
+    routes: KernelRoutes = field(default_factory=KernelRoutes)
 
     def __post_init__(self):
         self.frequencies = {p.rope: inverse_frequencies(p.rope) for p in self.plan}
@@ -130,28 +144,29 @@ class TrunkV41:
         c = self.config
         h = mx.repeat(self.embed[mx.array(ids)][:, None], c.hc_mult, axis=1)
         pre = mx.broadcast_to(mx.array([1.0] + [0.0] * (c.hc_mult - 1)), h.shape[:2])
-        taps = []
+        taps, streams = [], (h, pre, None, None, None)
         for layer in self.layers:
-            if layer.engram is not None and ticket is not None:
-                slot = layer.plan.engram_slot
-                if not ticket.ready(slot):
-                    mx.async_eval(h, pre)
-                h = layer.engram(h, take_values(ticket, slot).astype(self.dtype), rows.image)
-            if want_taps and layer.plan.index in self.tap_layers:
-                taps.append(mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype))
-            h, pre = self._layer(layer, lane, rows, h, pre)
+            tapped = want_taps and layer.plan.index in self.tap_layers
+            if tapped or layer.engram is not None:
+                h, pre = settle(streams), streams[1]
+                if layer.engram is not None and ticket is not None:
+                    slot = layer.plan.engram_slot
+                    if not ticket.ready(slot):
+                        mx.async_eval(h, pre)
+                    h = layer.engram(h, take_values(ticket, slot).astype(self.dtype), rows.image)
+                if tapped:
+                    taps.append(mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype))
+                streams = h, pre, None, None, None
+            streams = self._layer(layer, lane, rows, streams)
+        h, pre = settle(streams), streams[1]
         logits = self.logits(h[logits_from:], pre[logits_from:]) if logits_from is not None else None
         return Trial(rows.start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, h, pre)
 
-    def _layer(self, layer: Layer, lane: Lane, rows: Rows, h: mx.array, pre: mx.array) -> tuple[mx.array, mx.array]:
+    def _layer(self, layer: Layer, lane: Lane, rows: Rows, streams: Streams) -> Streams:
         """Staggered: each half collapses with the `pre` of the half before it, and spreads with its own `post` and `comb`."""
-        eps = self.config.rms_norm_eps
-        a_pre, post, comb = layer.attn_mix(h)
-        y = layer.attention(lane, rows, rms(collapse(h, pre), layer.attn_norm, eps))
-        h = expand(y, h, post, comb)
-        f_pre, post, comb = layer.ffn_mix(h)
-        y = layer.moe(rms(collapse(h, a_pre), layer.ffn_norm, eps), rows.image)
-        return expand(y, h, post, comb), f_pre
+        h, x, pre, post, comb = layer.into_attention(*streams)
+        h, x, pre, post, comb = layer.into_experts(h, pre, layer.attention(lane, rows, x), post, comb)
+        return h, pre, layer.moe(x, rows.image), post, comb
 
     def logits(self, h: mx.array, pre: mx.array) -> mx.array:
         """float32 [n, vocab] from the streams after the last layer and the last `pre`."""

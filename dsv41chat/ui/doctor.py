@@ -115,6 +115,16 @@ def machine(host: EngineHost) -> Iterator[Line]:
     m = host.thread.call(read_machine)
     text = f"{m.total / GB:,.1f} GB, of which {m.available / GB:,.1f} GB are not in use; {m.device / GB:,.1f} GB of {m.limit}"
     yield Line("ok", "memory", text)
+    try:
+        yield Line("ok", "routes", host.thread.call(_routes, host.settings.engine.routes))
+    except EngineError as error:
+        yield Line("fail", "routes", str(error), error.hint)
+
+
+def _routes(wanted: str) -> str:
+    from dsv41chat.engine.kernels.routes import preview
+
+    return "; ".join(preview(wanted))
 
 
 def builds(host: EngineHost) -> Iterator[Line]:

@@ -193,6 +193,10 @@ class EngineHost:
 
         return ChatTokenizer.from_file(ref.folder / "tokenizer.json")
 
+    def routes(self) -> list[str]:
+        """What would compute here, in words; each is checked when a build is opened. Raises RouteUnavailable."""
+        return self.thread.call(_preview_routes, self.settings.engine.routes)
+
     def verify(self, ref: BuildRef, goldens: Path, **options: Any) -> Any:
         """`engine.verify_goldens` on the engine thread."""
         return self.thread.call(_verify_goldens, ref.folder, goldens, **options)
@@ -258,7 +262,7 @@ class EngineHost:
         e = self.settings.engine
         self.engine = self._opener(
             view.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim, exact=e.exact,
-            context=None if e.context == "auto" else e.context,
+            routes=e.routes, context=None if e.context == "auto" else e.context,
             cache_dir=self.settings.paths.cache, facts=self.store.facts if self.store is not None else None,
             engram=table_settings(self.settings), force=self.force, margin=self._margin(), progress=emit, cancel=cancel,
         )  # fmt: skip
@@ -529,6 +533,12 @@ def _open_engine(folder: Path, **options: Any) -> Engine:
     from dsv41chat.engine import open_engine
 
     return open_engine(folder, **options)
+
+
+def _preview_routes(wanted: str) -> list[str]:
+    from dsv41chat.engine.kernels.routes import preview
+
+    return preview(wanted)
 
 
 def _verify_goldens(folder: Path, goldens: Path, **options: Any) -> Any:

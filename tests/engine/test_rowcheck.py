@@ -19,7 +19,7 @@ def test_every_matrix_of_a_pack_is_probed(case, family, tmp_path):
     trunk = build_trunk(open_pack(pack), dtype=mx.float32, packed=True)
     verdicts = rowcheck.probe(trunk, 3)
     assert len({v.op for v in verdicts}) == len(verdicts) and not any(v.tokenwise for v in verdicts), "this back end is row-exact"
-    probed = {type(value) for _, _, value in rowcheck.places(trunk)}
+    probed = {type(site.value) for site in rowcheck.places(trunk)}
     want = {Exl3Linear, Exl3GroupedLinear, Exl3ExpertLinear} if case == "exl3-full" else {Linear}
     assert want <= probed, probed
     assert rowcheck.install(trunk, [rowcheck.Verdict(v.op, (2, 3)) for v in verdicts]) > 20

@@ -17,9 +17,10 @@ from dsv41chat.engine.nn import attention, indexer, moe
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor import Compressor
 from dsv41chat.engine.nn.engram import Engram
+from dsv41chat.engine.nn.hyper_connection import settle
 from dsv41chat.engine.nn.indexer import Indexer
 from dsv41chat.engine.nn.moe import MoE
-from dsv41chat.engine.ops import hyper
+from dsv41chat.engine.ops import hyper, norm, rope
 from dsv41chat.engine.ops.rope import rotate
 from dsv41chat.engine.target import Target
 from tests.v41 import golden, run, trunk
@@ -88,12 +89,12 @@ def test_taps(plain, monkeypatch):
     at = mx.array(g["tap_positions"])
     layer_step, choose, gate, select = trunk_v41.TrunkV41._layer, MoE.choose, Engram.gate, Indexer.__call__
 
-    def tapped_layer(self, layer, lane, rows, h, pre):
-        seen["mean"][layer.plan.index] = np.array(mx.mean(h, axis=1)[at])
-        h, pre = layer_step(self, layer, lane, rows, h, pre)
-        seen["streams"].append(np.array(h[at]))
-        seen["pre"].append(np.array(pre[at]))
-        return h, pre
+    def tapped_layer(self, layer, lane, rows, streams):
+        seen["mean"][layer.plan.index] = np.array(mx.mean(settle(streams), axis=1)[at])
+        streams = layer_step(self, layer, lane, rows, streams)
+        seen["streams"].append(np.array(settle(streams)[at]))
+        seen["pre"].append(np.array(streams[1][at]))
+        return streams
 
     def tapped_choose(self, x, image):
         ids, weight = choose(self, x, image)
@@ -146,7 +147,7 @@ def test_addresses(plain):
 
 
 def no_inverse_rope(p):
-    p.setattr(attention, "rotate", lambda x, table, inverse=False: x if inverse else rotate(x, table))
+    p.setattr(rope, "rotate", lambda x, table, inverse=False: x if inverse else rotate(x, table))
 
 
 def no_yarn(p):
@@ -241,19 +242,18 @@ def engram_normalised_jointly(p):
 
 
 def comb_transposed(p):
-    expand = trunk_v41.expand
-    p.setattr(trunk_v41, "expand", lambda y, h, post, comb: expand(y, h, post, mx.swapaxes(comb, 1, 2)))
+    expand = hyper.expand
+    p.setattr(hyper, "expand", lambda y, h, post, comb: expand(y, h, post, mx.swapaxes(comb, 1, 2)))
 
 
 def coefficients_not_staggered(p):
-    def layer(self, layer, lane, rows, h, pre):
-        eps = self.config.rms_norm_eps
+    def layer(self, layer, lane, rows, streams):
+        eps, h = self.config.rms_norm_eps, settle(streams)
         pre, post, comb = layer.attn_mix(h)
-        y = layer.attention(lane, rows, trunk_v41.rms(hyper.collapse(h, pre), layer.attn_norm, eps))
+        y = layer.attention(lane, rows, norm.rms(hyper.collapse(h, pre), layer.attn_norm, eps))
         h = hyper.expand(y, h, post, comb)
         pre, post, comb = layer.ffn_mix(h)
-        y = layer.moe(trunk_v41.rms(hyper.collapse(h, pre), layer.ffn_norm, eps), rows.image)
-        return hyper.expand(y, h, post, comb), pre
+        return h, pre, layer.moe(norm.rms(hyper.collapse(h, pre), layer.ffn_norm, eps), rows.image), post, comb
 
     p.setattr(trunk_v41.TrunkV41, "_layer", layer)
 

@@ -14,17 +14,12 @@ from dsv41chat.engine.nn.hyper_connection import HyperConnection
 from dsv41chat.engine.nn.moe import MoE
 from dsv41chat.engine.nn.moe_v4 import MoEV4
 from dsv41chat.engine.ops import attend, fakequant
-from dsv41chat.engine.ops.norm import rms
-from dsv41chat.engine.ops.rope import rotate
 from dsv41chat.engine.pack.source import WeightSource
 
 
 @dataclass
 class Stage:
-    """head_norm: V4 norms every query head without a weight. rounding: the trunk's own of window rows, None where that is off.
-
-    core: the attention core, `ops.attend.attend_rows` or what a route puts in its place.
-    """
+    """core: the attention core, `ops.attend.attend_rows` or what a route puts in its place."""
 
     attn_mix: HyperConnection
     ffn_mix: HyperConnection
@@ -32,8 +27,6 @@ class Stage:
     ffn_norm: mx.array
     attention: AttentionWeights
     moe: MoE | MoEV4
-    head_norm: bool
-    rounding: Callable[[mx.array], mx.array] | None
     dtype: mx.Dtype
     core: Callable = attend.attend_rows
 
@@ -51,10 +44,8 @@ class Stage:
             HyperConnection.load(c, source, f"{prefix}.hc_ffn"),
             source.float32(f"{prefix}.attn_norm.weight"),
             source.float32(f"{prefix}.ffn_norm.weight"),
-            AttentionWeights.load(c, source, f"{prefix}.attn"),
+            AttentionWeights.load(c, source, f"{prefix}.attn", rounding),
             moe,
-            c.family == "v4",
-            rounding,
             source.dtype,
         )
 
@@ -64,13 +55,10 @@ class Stage:
 
     def latent(self, x: mx.array, table) -> mx.array:
         """x [n, D] -> key-and-value rows [n, C], as the trunk makes its window rows."""
-        w = self.attention
-        kv = rotate(rms(w.wkv(x), w.kv_norm, w.eps), table)
-        return self.rounding(kv) if self.rounding is not None else kv
+        return self.attention.latent(x, table)
 
     def attend(self, x: mx.array, keys: mx.array, keep_mask: mx.array, table) -> mx.array:
         """x [n, D] against keys [1 or n, K, C] where keep_mask [1 or n, K] -> [n, D]."""
         w = self.attention
-        q = w.wq_b(rms(w.wq_a(x), w.q_norm, w.eps)).reshape(x.shape[0], w.heads, w.head_dim)
-        q = rotate(rms(q, None, w.eps) if self.head_norm else q, table)
+        _, q = w.query(x, table)
         return w.output(self.core(q, keys, keep_mask, w.sink, w.head_dim**-0.5), table, self.dtype)

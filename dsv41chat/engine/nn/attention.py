@@ -13,10 +13,8 @@ from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn.compressor import Compressor
 from dsv41chat.engine.nn.indexer import Indexer
 from dsv41chat.engine.nn.linear import GroupedLinear, Linear, QuantizedLinear
-from dsv41chat.engine.ops.attend import attend_rows
+from dsv41chat.engine.ops import attend, norm, rope
 from dsv41chat.engine.ops.fakequant import fp8_ue8m0
-from dsv41chat.engine.ops.norm import rms
-from dsv41chat.engine.ops.rope import rotate
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows import Rows
@@ -24,7 +22,10 @@ from dsv41chat.engine.rows import Rows
 
 @dataclass
 class AttentionWeights:
-    """The projections that trunk layers and draft stages share."""
+    """The projections that trunk layers and draft stages of both families share.
+
+    head_norm: V4 norms every query head without a weight. rounding: of the rows' own latents, None where that is off.
+    """
 
     wq_a: Linear | QuantizedLinear
     q_norm: mx.array
@@ -37,9 +38,13 @@ class AttentionWeights:
     heads: int
     head_dim: int
     eps: float
+    head_norm: bool
+    rounding: Callable[[mx.array], mx.array] | None
 
     @classmethod
-    def load(cls, c: V41Config | V4Config, source: WeightSource, prefix: str) -> AttentionWeights:
+    def load(
+        cls, c: V41Config | V4Config, source: WeightSource, prefix: str, rounding: Callable[[mx.array], mx.array] | None
+    ) -> AttentionWeights:
         linear, f32 = (lambda n: source.linear(f"{prefix}.{n}.weight")), (lambda n: source.float32(f"{prefix}.{n}"))
         return cls(
             linear("wq_a"),
@@ -53,21 +58,28 @@ class AttentionWeights:
             c.num_attention_heads,
             c.head_dim,
             c.rms_norm_eps,
+            c.family == "v4",
+            rounding,
         )
 
-    def query(self, x: mx.array, table) -> tuple[mx.array, mx.array]:
-        """x [n, D] -> (low-rank query [n, q_rank], rotated heads [n, H, C]); no norm per head."""
-        qr = rms(self.wq_a(x), self.q_norm, self.eps)
-        return qr, rotate(self.wq_b(qr).reshape(x.shape[0], self.heads, self.head_dim), table)
+    def project(self, x: mx.array, table) -> tuple[mx.array, mx.array, mx.array]:
+        """x [n, D] -> `query` and `latent` of the same rows: (qr [n, q_rank], q [n, H, C], kv [n, C])."""
+        return *self.query(x, table), self.latent(x, table)
 
-    def latent(self, x: mx.array, table, cache_quant: bool) -> mx.array:
-        """x [n, D] -> the rows' own key-and-value vectors [n, C], rotated, rounded over all channels."""
-        kv = rotate(rms(self.wkv(x), self.kv_norm, self.eps), table)
-        return fp8_ue8m0(kv) if cache_quant else kv
+    def query(self, x: mx.array, table) -> tuple[mx.array, mx.array]:
+        """x [n, D] -> (low-rank query [n, q_rank], rotated heads [n, H, C])."""
+        qr = norm.rms(self.wq_a(x), self.q_norm, self.eps)
+        q = self.wq_b(qr).reshape(x.shape[0], self.heads, self.head_dim)
+        return qr, rope.rotate(norm.rms(q, None, self.eps) if self.head_norm else q, table)
+
+    def latent(self, x: mx.array, table) -> mx.array:
+        """x [n, D] -> the rows' own key-and-value vectors [n, C], rotated, rounded."""
+        kv = rope.rotate(norm.rms(self.wkv(x), self.kv_norm, self.eps), table)
+        return kv if self.rounding is None else self.rounding(kv)
 
     def output(self, o: mx.array, table, dtype: mx.Dtype) -> mx.array:
         """o float32 [n, H, C] -> [n, D]: rotate back at the query's position, then the grouped output projection."""
-        o = rotate(o, table, inverse=True).astype(dtype)
+        o = rope.rotate(o, table, inverse=True).astype(dtype)
         return self.wo_b(self.wo_a(o.reshape(o.shape[0], -1)))
 
 
@@ -82,22 +94,20 @@ class Attention:
     weights: AttentionWeights
     compressor: Compressor | None
     indexer: Indexer | None
-    cache_quant: bool
     dtype: mx.Dtype
-    core: Callable = attend_rows
+    core: Callable = attend.attend_rows
 
     @classmethod
     def load(cls, c: V41Config, source: WeightSource, layer: LayerPlan, cache_quant: bool) -> Attention:
         compressor = Compressor.load(c, source, layer, cache_quant) if layer.owns_pool else None
         indexer = Indexer.load(c, source, layer, cache_quant) if layer.scores else None
-        weights = AttentionWeights.load(c, source, f"layers.{layer.index}.attn")
-        return cls(layer, weights, compressor, indexer, cache_quant, source.dtype)
+        weights = AttentionWeights.load(c, source, f"layers.{layer.index}.attn", fp8_ue8m0 if cache_quant else None)
+        return cls(layer, weights, compressor, indexer, source.dtype)
 
     def __call__(self, lane: Lane, rows: Rows, x: mx.array) -> mx.array:
         """x [n, D] -> [n, D]. An owner appends before it scores and attends, so a row that closes a group sees that group."""
         table = rows.tables[self.layer.rope]
-        qr, q = self.weights.query(x, table)
-        kv = self.weights.latent(x, table, self.cache_quant)
+        qr, q, kv = self.weights.project(x, table)
         if self.compressor is not None:
             self.compressor(lane, rows, x)
         if self.indexer is not None:
@@ -105,13 +115,20 @@ class Attention:
         return self.weights.output(self._attend(lane, rows, q, kv), table, self.dtype)
 
     def _attend(self, lane: Lane, rows: Rows, q: mx.array, kv: mx.array) -> mx.array:
-        name, out = f"window.{self.layer.index}", []
+        name, out, pool, index, picked = f"window.{self.layer.index}", [], None, None, None
+        if self.layer.ratio:
+            index, picked = rows.picked
+            pool = lane.buffers[f"pool.{self.layer.kv_source}"]
         for part, write, slots, present in rows.blocks:
             lane.write(name, write, kv[part])
-            keys = lane.buffers[name][slots]
-            if self.layer.ratio:
-                index, picked = rows.picked
-                keys = mx.concatenate([keys, lane.buffers[f"pool.{self.layer.kv_source}"][index[part]]], axis=1)
-                present = mx.concatenate([present, picked[part]], axis=1)
-            out.append(self.core(q[part], keys, present, self.weights.sink, self.weights.head_dim**-0.5))
+            chosen = (None, None) if pool is None else (index[part], picked[part])
+            out.append(self.gathered(q[part], lane.buffers[name], slots, present, pool, *chosen))
         return mx.concatenate(out) if len(out) > 1 else out[0]
+
+    def gathered(
+        self, q: mx.array, window: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None, index: mx.array | None,
+        picked: mx.array | None,
+    ) -> mx.array:  # fmt: skip
+        """The core over rows of the two buffers: q [n, H, C]; window [R, C] at slots [n, W] where present; pool [P, C] at index [n, K]
+        where picked, None without entries -> float32 [n, H, C]."""
+        return attend.gather_and_attend(self.core, self.weights, q, window, slots, present, pool, index, picked)

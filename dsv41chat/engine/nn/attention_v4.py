@@ -12,7 +12,7 @@ from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.indexer_v4 import IndexerV4
-from dsv41chat.engine.ops import attend, fakequant, norm, rope, select
+from dsv41chat.engine.ops import attend, fakequant, select
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows_v4 import RowsV4
@@ -29,7 +29,6 @@ class AttentionV4:
     weights: AttentionWeights
     compressor: CompressorV4 | None
     indexer: IndexerV4 | None
-    qat_sim: bool
     dtype: mx.Dtype
     core: Callable = attend.attend_rows
 
@@ -37,15 +36,14 @@ class AttentionV4:
     def load(cls, c: V4Config, source: WeightSource, layer: LayerPlan, qat_sim: bool) -> AttentionV4:
         compressor = CompressorV4.load(c, source, layer, qat_sim, index=False) if layer.owns_pool else None
         indexer = IndexerV4.load(c, source, layer, qat_sim) if layer.scores else None
-        weights = AttentionWeights.load(c, source, f"layers.{layer.index}.attn")
-        return cls(layer, weights, compressor, indexer, qat_sim, source.dtype)
+        rounding = (lambda kv: fakequant.v4_fp8(kv, layer.rope.dims)) if qat_sim else None
+        weights = AttentionWeights.load(c, source, f"layers.{layer.index}.attn", rounding)
+        return cls(layer, weights, compressor, indexer, source.dtype)
 
     def __call__(self, lane: Lane, rows: RowsV4, x: mx.array) -> mx.array:
         """x [n, D] -> [n, D]. Entries are appended before they are attended to: the row that closes a group sees it."""
         w, table = self.weights, rows.tables[self.layer.rope]
-        qr, q = self.query(x, table)
-        kv = rope.rotate(norm.rms(w.wkv(x), w.kv_norm, w.eps), table)
-        kv = fakequant.v4_fp8(kv, self.layer.rope.dims) if self.qat_sim else kv
+        qr, q, kv = w.project(x, table)
         if self.compressor is not None:
             self.compressor(lane, rows, x)
         picked = None
@@ -54,13 +52,6 @@ class AttentionV4:
         elif self.layer.ratio:
             picked = self.all_visible(rows)
         return w.output(self._attend(lane, rows, q, kv, picked), table, self.dtype)
-
-    def query(self, x: mx.array, table) -> tuple[mx.array, mx.array]:
-        """x [n, D] -> (low-rank query [n, q_rank], heads [n, H, C], each normed without a weight and rotated)."""
-        w = self.weights
-        qr = norm.rms(w.wq_a(x), w.q_norm, w.eps)
-        heads = w.wq_b(qr).reshape(x.shape[0], w.heads, w.head_dim)
-        return qr, rope.rotate(norm.rms(heads, None, w.eps), table)
 
     def all_visible(self, rows: RowsV4) -> tuple[mx.array, mx.array]:
         """(index, present) of a layer without an indexer, wide enough for the last row."""
@@ -74,10 +65,15 @@ class AttentionV4:
             lane.write(name, write, kv[part])
             for tile, width in rows.tiles(part, ratio, most, w.head_dim):
                 local = slice(tile.start - part.start, tile.stop - part.start)
-                keys, keep = lane.buffers[name][slots[local]], present[local]
+                chosen = (None, None, None)
                 if width:
-                    index, live = picked[0][tile, :width], picked[1][tile, :width]
-                    keys = mx.concatenate([keys, lane.buffers[f"pool.{self.layer.index}"][index]], axis=1)
-                    keep = mx.concatenate([keep, live], axis=1)
-                out.append(self.core(q[tile], keys, keep, w.sink, w.head_dim**-0.5))
+                    chosen = lane.buffers[f"pool.{self.layer.index}"], picked[0][tile, :width], picked[1][tile, :width]
+                out.append(self.gathered(q[tile], lane.buffers[name], slots[local], present[local], *chosen))
         return mx.concatenate(out) if len(out) > 1 else out[0]
+
+    def gathered(
+        self, q: mx.array, window: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None, index: mx.array | None,
+        picked: mx.array | None,
+    ) -> mx.array:  # fmt: skip
+        """As `Attention.gathered`."""
+        return attend.gather_and_attend(self.core, self.weights, q, window, slots, present, pool, index, picked)

@@ -1,4 +1,4 @@
-"""The coefficients of one sublayer, and of the last collapse of the V4 family."""
+"""The coefficients of one sublayer, the way into it, and the last collapse of the V4 family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from dsv41chat.engine.config import V41Config
 from dsv41chat.engine.config_v4 import V4Config
-from dsv41chat.engine.ops import hyper
+from dsv41chat.engine.ops import hyper, norm
 from dsv41chat.engine.pack.source import WeightSource
 
 
@@ -30,6 +30,27 @@ class HyperConnection:
     def __call__(self, h: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """h [n, S, D] -> pre [n, S], post [n, S], comb [n, S, S], float32."""
         return hyper.mixes(h, self.fn, self.base, self.scale, iterations=self.iterations, eps=self.eps, norm_eps=self.norm_eps)
+
+
+# The streams between two sublayers: h [n, S, D], pre [n, S] of the sublayer before, and what has yet to be spread over h, its output
+# y [n, D] with post [n, S] and comb [n, S, S], or three times None. Spreading waits for the next sublayer, so that one kernel can do both.
+Streams = tuple[mx.array, mx.array | None, mx.array | None, mx.array | None, mx.array | None]
+
+
+def enter(mix: HyperConnection, weight: mx.array, eps: float, lagged: bool, streams: Streams) -> tuple[mx.array, ...]:
+    """Spread what is pending, find this sublayer's coefficients, collapse and norm: -> (h, x [n, D], pre, post, comb).
+
+    lagged: the collapse takes the `pre` of the sublayer before (V4.1) instead of its own (V4). weight: of the norm.
+    """
+    h, before = settle(streams), streams[1]
+    pre, post, comb = mix(h)
+    return h, norm.rms(hyper.collapse(h, before if lagged else pre), weight, eps), pre, post, comb
+
+
+def settle(streams: Streams) -> mx.array:
+    """h with nothing pending."""
+    h, _, y, post, comb = streams
+    return h if y is None else hyper.expand(y, h, post, comb)
 
 
 @dataclass

@@ -66,10 +66,14 @@ class Indexer:
                 masks.append(candidate_mask(score, length[part], self.block, self.blocks))
             elif self.layer.uses_candidates and rows.candidates is not None:
                 score = mx.where(rows.candidates[part], score, NEG)
-            picked.append(ascending(best_mask(score, self.topk), self.topk))
+            picked.append(self.select(score))
         rows.picked = tuple(mx.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*picked))
         if masks:
             rows.candidates = mx.concatenate(masks) if len(masks) > 1 else masks[0]
+
+    def select(self, score: mx.array) -> tuple[mx.array, mx.array]:
+        """score float32 [n, T] -> (index int32 [n, topk] ascending, present [n, topk]) of the best entries."""
+        return ascending(best_mask(score, self.topk), self.topk)
 
     def keys(self, lane: Lane) -> mx.array:
         """The owner's own keys, whatever was published last; the whole buffer, whose tail the lengths mask."""

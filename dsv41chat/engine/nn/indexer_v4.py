@@ -60,6 +60,9 @@ class IndexerV4:
         step, picked = max(1, _TILE_BYTES // (4 * self.heads * keys.shape[0])), []
         for a in range(0, rows.n, step):
             part = slice(a, a + step)
-            mask = select.best_mask(self.score(q[part], weight[part], keys, length[part]), self.topk)
-            picked.append(select.ascending(mask, slots_for(self.topk)))
+            picked.append(self.select(self.score(q[part], weight[part], keys, length[part])))
         return tuple(mx.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*picked))
+
+    def select(self, score: mx.array) -> tuple[mx.array, mx.array]:
+        """score float32 [n, T] -> (index int32 [n, slots] ascending, present [n, slots]) of the best entries."""
+        return select.ascending(select.best_mask(score, self.topk), slots_for(self.topk))

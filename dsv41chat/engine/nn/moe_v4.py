@@ -54,6 +54,10 @@ class MoEV4:
     def __call__(self, x: mx.array, tokens: mx.array) -> mx.array:
         """x [n, D] -> [n, D]. Expert outputs are summed in float32 by ascending expert id, the shared one last, cast once."""
         ids, weight = self.choose(x, tokens)
+        return self.experts(x, ids, weight)
+
+    def experts(self, x: mx.array, ids: mx.array, weight: mx.array) -> mx.array:
+        """x [n, D], ids [n, picks] ascending, weight float32 [n, picks] -> [n, D]: routed and shared experts."""
         v = x[:, None, None, :]
         act = route.swiglu(self.w1(v, ids), self.w3(v, ids), self.limit, weight[..., None, None], self.dtype)
         routed = mx.sum(self.w2(act, ids)[:, :, 0].astype(mx.float32), axis=1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import mlx.core as mx
 
 from dsv41chat.engine.ops.select import NEG
@@ -20,6 +23,15 @@ def attend_rows(q: mx.array, keys: mx.array, keep_mask: mx.array, sink: mx.array
     top = mx.maximum(mx.max(score, axis=-1, keepdims=True), sink)
     e = mx.exp(score - top)
     return (e / (mx.sum(e, axis=-1, keepdims=True) + mx.exp(sink - top))) @ keys
+
+
+def gather_and_attend(core: Callable, weights: Any, q, window, slots, present, pool, index, picked) -> mx.array:
+    """`core` over window rows in the order of their slots, then pool rows in the order of their index."""
+    keys = window[slots]
+    if pool is not None:
+        keys = mx.concatenate([keys, pool[index]], axis=1)
+        present = mx.concatenate([present, picked], axis=1)
+    return core(q, keys, present, weights.sink, weights.head_dim**-0.5)
 
 
 def index_scores(q: mx.array, weight: mx.array, keys: mx.array, length: mx.array) -> mx.array:

@@ -22,6 +22,7 @@ from dsv41chat.engine.engram.table import EngramSettings, TableSpec
 from dsv41chat.engine.engram.token_map import load_token_map
 from dsv41chat.engine.errors import Cancelled, PackIncomplete
 from dsv41chat.engine.events import Loading
+from dsv41chat.engine.kernels.routes import STOCK, extend, install
 from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.pack.dialects import release_tensors
 from dsv41chat.engine.pack.drafter import DrafterFound, find_drafter
@@ -153,6 +154,7 @@ def build_trunk(
     qat_sim: bool = False,
     engram: bool = True,
     packed: bool | None = None,
+    routes: str = STOCK,
     cache_dir: Path | None = None,
     engram_settings: EngramSettings | None = None,
     facts: MutableMapping[str, str] | None = None,
@@ -164,6 +166,7 @@ def build_trunk(
 
     cache_quant, linear_input_fp8: the roundings of the V4.1 family. qat_sim: that of the V4 family.
     engram False leaves the tables out: only tests and goldens ask for that. packed None decides by device and size.
+    routes: auto, stock or the name of one, `kernels.routes`; raises RouteUnavailable for one that is demanded and cannot be had.
     engram_settings, facts, os_layer: as `EngramReader.open` takes them.
     """
     c = pack.config
@@ -189,7 +192,9 @@ def build_trunk(
             progress(Loading("weights", done, len(pack.plan), "layers"))
 
     try:
-        return _assemble(pack, source, cache_quant, qat_sim, hasher, tables, finish)
+        trunk = _assemble(pack, source, cache_quant, qat_sim, hasher, tables, finish)
+        trunk.routes = install(trunk, trunk, routes)
+        return trunk
     except BaseException:
         if tables is not None:
             tables.close()
@@ -240,6 +245,7 @@ def build_drafter(
     source = weight_source(pack, pack.found.plan.expected, dtype=trunk.dtype, packed=packed, round_inputs=linear_input_fp8)
     model = load_draft_model(pack.found.plan, trunk, source, rounded)
     mx.eval(arrays_of(model))
+    extend(trunk.routes, model, trunk)
     return model
 
 

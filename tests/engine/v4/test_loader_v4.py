@@ -121,8 +121,8 @@ def test_an_engine_without_tables(tmp_path):
     tiny.write_pack(tmp_path)
     engine = open_engine(tmp_path, qat_sim=True)
     assert engine.family == "v4" and engine.residency().tables == () and engine.table_counters()["cold_rows"] == 0
-    assert all(layer.attention.qat_sim for layer in engine.trunk.layers)
-    assert not any(layer.attention.qat_sim for layer in open_engine(tmp_path, cache_quant=True, linear_input_fp8=True).trunk.layers)
+    assert all(layer.attention.weights.rounding for layer in engine.trunk.layers)
+    assert not any(layer.attention.weights.rounding for layer in open_engine(tmp_path, cache_quant=True, linear_input_fp8=True).trunk.layers)
     engine.close()
 
 

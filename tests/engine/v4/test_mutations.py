@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from dsv41chat.engine import rows as rows_module
-from dsv41chat.engine.nn import attention as attention_module
-from dsv41chat.engine.nn.attention_v4 import AttentionV4
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.ops import attend, hyper, norm, pool, rope, route, select
 from dsv41chat.engine.pack.build import build_trunk
@@ -46,7 +44,6 @@ def built(pack, config=None, rope_of=None) -> TrunkV4:
 
 
 def patch_rotate(mp, make):
-    mp.setattr(attention_module, "rotate", make(rope.rotate))
     mp.setattr(rope, "rotate", make(rope.rotate))
 
 
@@ -199,13 +196,10 @@ def rope_at_row_index(mp, pack):
 
 @defect
 def no_q_head_norm(mp, pack):
-    def query(self, x, table):
-        w = self.weights
-        qr = norm.rms(w.wq_a(x), w.q_norm, w.eps)
-        return qr, rope.rotate(w.wq_b(qr).reshape(x.shape[0], w.heads, w.head_dim), table)
-
-    mp.setattr(AttentionV4, "query", query)
-    return built(pack)
+    trunk = built(pack)
+    for layer in trunk.layers:
+        layer.attention.weights.head_norm = False
+    return trunk
 
 
 @defect

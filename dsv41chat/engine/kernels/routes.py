@@ -1,0 +1,268 @@
+"""The registry of routes, and their installation: chosen when a trunk is built, checked there, never asked again in the token path.
+
+A route builds, for sites of the operations it knows, a callable that takes the stock operation's place. Each is compared with the stock
+operation on small random inputs, with the module's own weights; one whose results lie beyond the route's stated tolerance is refused
+with that reason. `stock` installs nothing. `auto` takes what passes and says why the rest is stock. A route that is demanded by name
+is installed in full or not at all: RouteUnavailable says why, and no other route comes in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.device import device_kind
+from dsv41chat.engine.errors import RouteUnavailable
+from dsv41chat.engine.kernels.sites import Routed, Site, sites
+
+_log = logging.getLogger(__name__)
+STOCK = "stock"
+CHECK_ROWS = (1, 5)
+
+
+class Declined(Exception):
+    """Raised by a builder for a site that its route is not meant for (another format, a small matrix): the site stays as it is."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to compute some operations.
+
+    builders: by op (`kernels.sites` lists them): site -> callable with the stock operation's arguments and results. It reads weights
+    from `site.stock` or `site.owner`, and raises Declined with the reason where it is not meant for that site.
+    devices: kinds of device it is for. tolerance: by op, the largest relative L2 distance of any float result; 0 asks for the same
+    bits. Whole numbers and booleans must be equal. missing: what this machine lacks, None if nothing. rows_alike: whether a row's
+    bits are the same in calls of any width, as the stock operations of the CPU have it. identity: what else its bits depend on.
+    auto: whether `auto` considers it.
+    """
+
+    name: str
+    devices: frozenset[str]
+    builders: Mapping[str, Callable[[Site], Callable]]
+    tolerance: Mapping[str, float]
+    rows_alike: bool
+    missing: Callable[[], str | None] = lambda: None
+    identity: Callable[[], str] = lambda: ""
+    auto: bool = True
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What computes the sites of one key. error: the worst relative distance to stock. reason: why another route is not here."""
+
+    op: str
+    key: str
+    route: str
+    count: int
+    error: float | None = None
+    reason: str | None = None
+
+
+@dataclass
+class KernelRoutes:
+    """The choice of one trunk. wanted: auto, stock or a route's name."""
+
+    wanted: str = STOCK
+    device: str = "cpu"
+    choices: list[Choice] = field(default_factory=list)
+    rows_alike: bool = True
+    identity: str = STOCK
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted({c.route for c in self.choices if c.route != STOCK}))
+
+    def by_op(self) -> dict[str, str]:
+        """op -> the route of its sites; several where they differ."""
+        found: dict[str, dict[str, None]] = {}
+        for c in self.choices:
+            found.setdefault(c.op, {})[c.route] = None
+        return {op: "+".join(routes) for op, routes in sorted(found.items())}
+
+    def summary(self) -> list[str]:
+        """Lines for `doctor` and `models info`."""
+        names = ", ".join(self.names) or STOCK
+        asked = f" (engine.routes = {self.wanted})"
+        alike = "rows do not depend on their call" if self.rows_alike else "prompt rows and decode rows differ in low bits"
+        lines = [f"{names}{asked}: {alike}"]
+        for op, route in self.by_op().items():
+            mine = [c for c in self.choices if c.op == op]
+            errors = [c.error for c in mine if c.error is not None]
+            text = f"{op}: {route}" + (f", within {max(errors):.1e} of stock" if errors else "")
+            reasons = {c.reason for c in mine if c.reason}
+            lines.append(text + (f"; {'; '.join(sorted(reasons))}" if reasons else ""))
+        return lines
+
+    def facts(self) -> dict[str, Any]:
+        """For receipts."""
+        reasons = {f"{c.op}, {c.key}": c.reason for c in self.choices if c.reason}
+        return {"wanted": self.wanted, "identity": self.identity, "rows_alike": self.rows_alike, "by_op": self.by_op(), "refused": reasons}
+
+
+def known_routes() -> tuple[Route, ...]:
+    """All routes, the preferred one first. Each lives in its own module."""
+    return ()
+
+
+def names() -> tuple[str, ...]:
+    """What `engine.routes` may be."""
+    return ("auto", STOCK, *(route.name for route in known_routes()))
+
+
+def preview(wanted: str = "auto", device: str | None = None) -> list[str]:
+    """In words, what `install` would try on this device; nothing is built. Raises RouteUnavailable."""
+    device = device or device_kind()
+    if wanted == STOCK:
+        return ["stock: MLX's own operations"]
+    found = known_routes() if wanted == "auto" else (_demanded(wanted, known_routes(), device),)
+    lines = []
+    for route in found:
+        if device in route.devices and (route.auto or wanted != "auto"):
+            lines.append(f"{route.name}: {route.missing() or 'for ' + ', '.join(sorted(route.builders))}")
+    return lines or [f"stock: there is no other route for {device}"]
+
+
+def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Route, ...] | None = None, device: str | None = None) -> KernelRoutes:
+    """Choose, check and put in place the routes of a trunk or a drafter. routes: instead of the known ones; for tests.
+
+    Raises RouteUnavailable when a demanded route cannot be installed; then everything is stock again.
+    """
+    device = device or device_kind()
+    routes = known_routes() if routes is None else routes
+    candidates = [] if wanted == STOCK else [r for r in routes if r.auto and device in r.devices]
+    if wanted not in ("auto", STOCK):
+        candidates = [_demanded(wanted, routes, device)]
+    reasons = {r.name: r.missing() for r in candidates}
+    strict = wanted not in ("auto", STOCK)
+    if strict and reasons[wanted]:
+        raise RouteUnavailable(f"the route {wanted} cannot be used: {reasons[wanted]}", "engine.routes = auto takes what works here")
+    verdicts: dict[tuple[str, str], tuple[Route | None, float | None, str | None]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    placed: list[Site] = []
+    try:
+        for site in list(sites(module, trunk)):
+            if not any(site.op in r.builders for r in candidates):
+                continue
+            key = site.op, site.key
+            counts[key] = counts.get(key, 0) + 1
+            if key not in verdicts:
+                verdicts[key] = _decide(site, candidates, reasons, strict)
+            route = verdicts[key][0]
+            if route is not None:
+                placed.append(site)
+                setattr(site.owner, site.field, Routed(route.name, route.builders[site.op](site), site.stock))
+    except BaseException:
+        remove(placed)
+        raise
+    choices = [Choice(op, key, r.name if r else STOCK, counts[op, key], error, why) for (op, key), (r, error, why) in verdicts.items()]
+    used = [r for r in candidates if any(c.route == r.name for c in choices)]
+    return KernelRoutes(wanted, device, choices, all(r.rows_alike for r in used), _identity(choices, used))
+
+
+def extend(chosen: KernelRoutes, module: Any, trunk: Any) -> None:
+    """The same choice for more modules (a drafter) of the same engine; its sites are counted with the others."""
+    more = install(module, trunk, chosen.wanted, device=chosen.device)
+    chosen.choices += more.choices
+    chosen.rows_alike &= more.rows_alike
+
+
+def remove(placed: list[Site]) -> None:
+    """Back to stock."""
+    for site in placed:
+        stock = site.stock
+        if getattr(stock, "__self__", None) is site.owner and site.field in vars(site.owner):
+            delattr(site.owner, site.field)
+        else:
+            setattr(site.owner, site.field, stock)
+
+
+def distance(got: Any, want: Any) -> float:
+    """The largest relative L2 distance of corresponding arrays; inf for another shape, dtype, whole number, or a value that is not finite."""
+    pairs = list(zip(got, want, strict=True)) if isinstance(want, tuple) else [(got, want)]
+    worst = 0.0
+    for mine, theirs in pairs:
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            return float("inf")
+        if not mx.issubdtype(theirs.dtype, mx.floating):
+            if not bool(mx.all(mine == theirs)):
+                return float("inf")
+            continue
+        a, b = (np.array(v.astype(mx.float32), np.float64) for v in (mine, theirs))
+        with np.errstate(invalid="ignore"):
+            gap = np.linalg.norm(np.where(a == b, 0, a - b))
+        if not np.isfinite(gap):
+            return float("inf")
+        worst = max(worst, float(gap / max(np.linalg.norm(b[np.isfinite(b)]), 1e-30)))
+    return worst
+
+
+def _demanded(name: str, routes: tuple[Route, ...], device: str) -> Route:
+    for route in routes:
+        if route.name == name:
+            if device not in route.devices:
+                raise RouteUnavailable(f"the route {name} is for {', '.join(sorted(route.devices))}, this device is {device}", "engine.routes = auto")
+            return route
+    raise RouteUnavailable(f"there is no route {name!r}", f"engine.routes is one of auto, {STOCK}, {', '.join(r.name for r in routes)}")
+
+
+def _decide(site: Site, candidates: list[Route], reasons: dict[str, str | None], strict: bool) -> tuple[Route | None, float | None, str | None]:
+    """(route or None, its distance, why a candidate is not here)."""
+    why = None
+    for route in candidates:
+        if site.op not in route.builders:
+            continue
+        if reasons[route.name]:
+            why = f"{route.name}: {reasons[route.name]}"
+            continue
+        try:
+            error = _check(site, route)
+        except Declined as reason:
+            why = f"{route.name}: {reason}" if str(reason) else why
+            continue
+        except RouteUnavailable as refusal:
+            if strict:
+                raise
+            why = str(refusal)
+            _log.warning("%s", refusal)
+            continue
+        return route, error, None
+    return None, None, why
+
+
+def _check(site: Site, route: Route) -> float:
+    """The distance to stock of a route at a site. Raises Declined, or RouteUnavailable when it fails or is too far."""
+    limit, worst = route.tolerance[site.op], 0.0
+    where = f"{route.name} for {site.op}, {site.key}"
+    built = route.builders[site.op](site)
+    rng = np.random.default_rng(list(hashlib.sha256(site.key.encode()).digest()[:8]))
+    for rows in CHECK_ROWS:
+        args = site.inputs(rows, rng)
+        want = site.stock(*args)
+        try:
+            got = built(*args)
+            mx.eval(got)
+        except Declined:
+            raise
+        except Exception as error:
+            raise RouteUnavailable(f"{where}: it fails with {type(error).__name__}: {error}", "engine.routes = stock") from error
+        worst = max(worst, distance(got, want))
+    if worst > limit:
+        raise RouteUnavailable(
+            f"{where}: its result is {worst:.1e} from the stock operation's, at most {limit:.0e} is allowed", "engine.routes = stock"
+        )
+    return worst
+
+
+def _identity(choices: list[Choice], used: list[Route]) -> str:
+    """Stands for everything about routes that can change a bit of a state."""
+    if not used:
+        return STOCK
+    what = sorted([c.op, c.key, c.route] for c in choices if c.route != STOCK), {r.name: r.identity() for r in used}
+    return f"{'+'.join(sorted(r.name for r in used))}.{hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]}"
