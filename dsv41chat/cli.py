@@ -28,7 +28,7 @@ from dsv41chat.cli_options import (
     program,
     turn_settings,
 )
-from dsv41chat.settings import Settings, load_settings, near
+from dsv41chat.settings import ConfigError, Settings, load_settings, near
 from dsv41chat.ui.output import Out, OutputFailed, ReaderGone, Stderr, UsageError, require_stdout
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ class _Chat:
             for name, option in SCREEN_ONLY:
                 if getattr(args, name):
                     raise UsageError(f"{option} belongs to the full screen.")
+            args.headless = True
             return self._headless(args, settings)
         return self._screen(args, settings)
 
@@ -234,6 +235,14 @@ class _Chat:
     # the full screen ---------------------------------------------------------------------------------------------------
 
     def _screen(self, args: Namespace, settings: Settings) -> int:
+        from dsv41chat.ui.background import unheard_keys
+
+        if args.plain:
+            return self._run_screen(args, settings)
+        with unheard_keys():
+            return self._run_screen(args, settings)
+
+    def _run_screen(self, args: Namespace, settings: Settings) -> int:
         from dsv41chat.engine.backend import backend_problem
         from dsv41chat.store import NotFound, Store, StoreError
         from dsv41chat.ui.app import run_app
@@ -245,6 +254,8 @@ class _Chat:
             raise UsageError("The full screen takes one prompt.", hint="--headless runs several turns")
         if args.theme is not None and args.theme not in (themes := names()):
             raise UsageError(f"There is no theme {args.theme!r}{near(args.theme, themes)}.", hint=f"--theme {', '.join(themes[:5])}")
+        if (theme := settings.ui.theme) not in names():
+            raise ConfigError(f"{settings.place('ui.theme')}: ui.theme names no theme: {theme!r}{near(theme, names())}.")
         prompt = "".join(read_text(value, value) if kind == "file" else value for kind, value in args.prompts)
         attachments = [(Path(path).name, read_text(path, path)) for path in args.file if path != "-"]
         # The line mode reads its lines from there.
@@ -348,6 +359,9 @@ class _Chat:
         if place.system is not None and not args.fork:
             raise UsageError("--system belongs to a new conversation.", hint="--fork copies this one first")
         if args.fork or self.disk is not None:
+            if args.headless:
+                # A script that names its build wrongly leaves no copy behind.
+                self.host.resolve(args.model, place.conversation)
             leaf = place.conversation.leaf_id if place.parent_id == "leaf" else place.parent_id
             settings = dict(place.conversation.settings)
             if place.system is not None:

@@ -101,8 +101,8 @@ def _info(context: Any) -> int:
     engine = context.settings.engine
     info = {"name": ref.name, "folder": str(ref.folder), "embedded": ref.embedded, "registered": ref.registered} | _facts(view)
     info |= {
-        "defaults": dict(view.defaults), "notes": list(view.notes), "formats": dict(view.formats), "memory": _memory(view.admission),
-        "routes": host.routes(),
+        "defaults": dict(view.defaults), "notes": list(view.notes), "formats": dict(view.formats),
+        "memory": _memory(view.admission, engine.memory_margin), "routes": host.routes(),
         "settings": {f"engine.{key}": getattr(engine, key) for key in ("routes", "cache_quant", "linear_input_fp8", "qat_sim")},
     }  # fmt: skip
     if context.args.json:
@@ -119,13 +119,14 @@ def _info(context: Any) -> int:
     return 0
 
 
-def _memory(admission: Any) -> dict[str, Any] | None:
+def _memory(admission: Any, margin: int | str) -> dict[str, Any] | None:
     if admission is None:
         return None
     plan = admission.plan
     return {
         "weights": plan.weights, "drafter": plan.drafter, "tables": plan.tables, "state_fixed": plan.fixed, "state_per_token": plan.per_token,
-        "scratch": plan.scratch, "margin": plan.margin, "decoded": plan.decoded, "words": admission.words, "remedies": list(admission.remedies),
+        "scratch": plan.scratch, "margin": plan.margin if margin == "auto" else margin, "decoded": plan.decoded,
+        "words": admission.words, "remedies": list(admission.remedies),
     }  # fmt: skip
 
 

@@ -229,6 +229,19 @@ class Settings:
         """default, file, env or flag."""
         return next((origin for origin in ("flag", "env", "file") if name in self.layers.get(origin, {})), "default")
 
+    def place(self, name: str) -> str:
+        """Where the value of `name` was written: the file with its line, or the variable; "" for a default or an option."""
+        origin = self.origin(name)
+        if origin == "env":
+            return KEYS[name].variable
+        if origin != "file":
+            return ""
+        try:
+            text = self.paths.config.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            text = ""
+        return f"{self.paths.config}{_at(text, KEYS[name].section, KEYS[name].field)}"
+
     def turn_options(self, conversation: Any = None, build: BuildView | None = None) -> TurnOptions:
         """The options of a turn, from all six layers.
 
@@ -252,6 +265,9 @@ class Settings:
             values |= {name: (value, "build") for name, value in _checked(origin.get("defaults") or {}).items()}
         for layer in ("file", "env"):
             values |= {name: (self.layers[layer][key], layer) for name, key in TURN_KEYS.items() if key in self.layers.get(layer, {})}
+        # What a conversation began with outlives a change of the settings; its source is still what it was.
+        for name, value in _checked({"effort": origin.get("effort")}).items():
+            values[name] = (value, str(origin.get("effort_from", "conversation")))
         values |= {name: (own[name], "conversation") for name in CONVERSATION_KEYS if own.get(name) is not None}
         values |= {name: (self.layers["flag"][key], "flag") for name, key in TURN_KEYS.items() if key in self.layers.get("flag", {})}
         return values | {name: (value, "flag") for name, value in self.turn.items()}

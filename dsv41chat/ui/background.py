@@ -1,4 +1,4 @@
-"""Whether the terminal's background is light, asked before the screen starts."""
+"""The terminal before the screen starts: keys that come too early, and whether its background is light."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import select
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 WAIT_S = 0.1
 _ANSWER = re.compile(rb"\x1b\]11;rgb:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)(?:\x07|\x1b\\)")
@@ -24,6 +26,35 @@ def parse_answer(data: bytes) -> tuple[bool | None, bytes]:
         return None, data
     channels = [int(part, 16) / (16 ** len(part) - 1) for part in match.groups()]
     return is_light(*channels), data[: match.start()] + data[match.end() :]
+
+
+@contextmanager
+def unheard_keys() -> Iterator[None]:
+    """Keys typed while the screen is still being made are neither echoed nor lost: it reads them when it is there."""
+    try:
+        import termios
+    except ImportError:
+        yield
+        return
+    try:
+        keys = sys.stdin.fileno()
+        before = termios.tcgetattr(keys)
+    except (AttributeError, OSError, ValueError, termios.error):
+        # No terminal: nothing is typed there.
+        yield
+        return
+    quiet = [*before]
+    # Without line editing, so that what was typed can be read at once; the signals of ctrl+C and ctrl+Z stay.
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(keys, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        try:
+            termios.tcsetattr(keys, termios.TCSANOW, before)
+        except termios.error:
+            # The terminal is gone.
+            pass
 
 
 def ask_terminal(wait_s: float = WAIT_S) -> tuple[bool | None, str]:

@@ -229,9 +229,11 @@ def _request(item: Item, controller: TurnController, plan: Plan, seed: int) -> T
     messages = list(item.messages)
     parent_id = None
     conversation_id = None
-    if item.conversation is not None:
-        source = plan.disk or store
-        conversation = source.conversation(item.conversation)
+    source = plan.disk or store
+    conversation = source.conversation(item.conversation) if item.conversation is not None else None
+    # Before anything of the item is stored: without its build it leaves nothing behind.
+    controller.host.resolve(plan.build, conversation)
+    if conversation is not None:
         if plan.disk is not None:
             path = source.path_to(conversation.leaf_id)
             conversation = store.add_tree(path, title=conversation.title, settings=conversation.settings)

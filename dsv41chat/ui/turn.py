@@ -294,6 +294,7 @@ class _Turn:
         if r.text is not None:
             parent_id = self.conversation.leaf_id if r.parent_id == LEAF else r.parent_id
             self.parent = self.store.add_message(self.conversation.id, parent_id, "user", r.text, queue_id=r.queue_id, clear_draft=r.clear_draft)
+            self._log_text(self.parent)
             return [Saved(self.parent)]
         message = self.store.message(r.regenerate or r.continue_from)
         if r.continue_from is not None:
@@ -309,7 +310,13 @@ class _Turn:
         options = replace(self.c.settings.turn_options(self.conversation, build), **self.request.overrides)
         settings = dict(self.conversation.settings or {})
         if "origin" not in settings:
-            settings |= {"origin": {"name": build.name, "defaults": dict(build.defaults)}, "effort": options.effort}
+            settings["origin"] = {"name": build.name, "defaults": dict(build.defaults)}
+            # The effort of a conversation does not change with the settings; one that nobody chose keeps where it came from.
+            effort, source = self.c.settings.turn_values(self.conversation, build)["effort"]
+            if options.effort != effort or source in ("flag", "conversation"):
+                settings["effort"] = options.effort
+            else:
+                settings["origin"] |= {"effort": effort, "effort_from": source}
         settings["build"] = build.name if build.embedded or self._registered(build) else str(build.folder)
         if settings != self.conversation.settings:
             self.store.set_settings(self.conversation.id, settings)
@@ -448,11 +455,17 @@ class _Turn:
         self._keep_text_ids()
         self.over = True
         if message is not None:
+            self._log_text(message)
             yield Saved(message)
         yield Finished(
             self.conversation.id, done.finish, message, done.text, done.thinking, done.ids, ids_hash(done.ids), seed,
             done.usage, timing, done.draft, done.residency,
         )  # fmt: skip
+
+    def _log_text(self, message: Any) -> None:
+        """Message text goes to the log only where the user wants both: level debug and log.content."""
+        if self.c.settings.log.content:
+            log.debug("%s message %s: %r", message.role, message.id, message.text)
 
     def _keep_text_ids(self) -> None:
         """Store the ids of the user's text: later prompts repeat them. Written after the answer, where nobody waits for it."""

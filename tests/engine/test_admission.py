@@ -37,6 +37,13 @@ def test_verdicts_follow_from_the_numbers(total, verdict, context):
     assert "in use now 10.0 GB + weights 80.0 GB + drafter 4.0 GB" in found.words and "margin 8.0 GB" in found.words
 
 
+def test_the_margin_decides_as_well():
+    assert admit(PLAN, machine(160 * GB), 65_536).verdict == "fits"
+    assert admit(PLAN, machine(160 * GB), 65_536, margin=30 * GB).verdict == "tight"
+    assert admit(PLAN, machine(160 * GB), 65_536, margin=50 * GB).verdict == "no"
+    assert admit(PLAN, machine(160 * GB), 1_048_576, margin=25 * GB).context < 1_048_576
+
+
 def test_the_device_decides_as_well():
     found = admit(PLAN, machine(256 * GB, device=90 * GB), 65_536)
     assert found.verdict == "no" and "is 90.5 GB of 92 % of 90.0 GB Metal's working set" in found.words

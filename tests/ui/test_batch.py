@@ -98,6 +98,14 @@ def test_an_item_may_continue_a_conversation(program):
         assert len(store.tree(one)) == 4
 
 
+def test_a_build_that_is_not_there_leaves_nothing_behind(program):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    items = "".join(json.dumps(item) + "\n" for item in ({"prompt": "x"}, {"messages": turns}))
+    result = program("--batch", "-", "--save", "-m", "nosuch", stdin=items)
+    assert result.code == 9 and [row["error"]["code"] for row in lines(result.out)] == ["build_missing"] * 2
+    assert program("conversations", "list", "--json").object == []
+
+
 def test_output_file_and_resume(program, tmp_path):
     path = tmp_path / "out.jsonl"
     result = program("--batch", "-", "--batch-output", str(path), stdin=THREE)

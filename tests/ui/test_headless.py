@@ -631,6 +631,8 @@ def test_a_build_that_is_not_there_leaves_no_conversation(program, monkeypatch):
     assert program("--json", "-c", "-m", "nosuch", "kept anyway").object["conversation"] == one
     with Store.open(program.data, readonly=True) as store:
         assert [m.text for m in store.tree(one) if m.role == "user"] == ["hi", "kept anyway"]
+    assert program("--json", "-c", "--fork", "-m", "nosuch", "hi").code == 4
+    assert [row["id"] for row in program("conversations", "list", "--json").object] == [one], "nor a copy"
 
 
 def test_a_new_conversation_that_got_no_answer_is_named(program):

@@ -24,6 +24,10 @@ async def test_quitting_while_a_build_loads_is_quiet_and_keeps_the_text(tmp_path
         await until(lambda: chat.switching)
         await pilot.press(*"words", *(["enter"] if enter else []))
         await pilot.press("ctrl+q")
+        if enter:
+            # A message waits to be sent: the program asks once.
+            await until(lambda: "A message waits for the build. It is kept, and not sent." in screen_text(app))
+            await pilot.press("enter")
     # The load goes on reporting for a while.
     await asyncio.sleep(1.2)
     assert app.return_code == 0 and not complaints

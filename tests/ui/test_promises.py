@@ -106,6 +106,10 @@ TABLE = """
 7    M  no terminal: scripted, or a usage error |
     headless:without_a_terminal_a_pipe_is_answered_and_it_says_so_once headless:no_terminal_and_no_prompt_is_a_usage_error_with_a_hint
 7    M  full screen with piped input | test_screen_start:piped_text_is_an_attachment_and_keys_come_from_the_terminal
+7    M  every option has a test of its effect | test_effects:nothing_is_missing_and_nothing_is_stale
+7    S  --max-answer-tokens | headless:the_answers_own_limit engine/answer:the_answers_own_limit_leaves_the_thinking_alone
+7    M  --extract, -o, --load-only, --dry-run | headless:extract headless:output_file_appears_complete_and_is_not_overwritten
+    headless:load_only_and_dry_run_answer_nothing
 7    S  --send, --pick, --theme, --readonly | test_screen_start:options_of_the_screen
 8.1  M  order of input | headless:files_then_stdin_then_prompt headless:stdin_alone_is_verbatim_without_its_last_newline
 8.2  M  text, json, stream-json | headless:json_is_one_object_with_everything headless:stream_json_begins_with_start_and_ends_with_done
@@ -113,9 +117,20 @@ TABLE = """
     headless:strict headless:missing_build_is_one_object_and_exit_4 headless:does_not_fit headless:store_failure
     headless:locked_conversation
 8.4  S  batch | batch:three_items_with_a_bad_one batch:interrupted_and_resumed_has_no_duplicates
+8.5  S  SIGUSR1 says where it stands | signals:sigusr1_prints_where_it_stands
 8.5  M  signals | signals:a_signal_saves_the_text_and_writes_the_last_event signals:a_second_sigint_leaves_at_once
 9    M  conversations, models, config | test_commands:list test_commands:models_list_info_add_remove test_commands:config
+9    S  conversations import: the whole tree comes back, nothing is overwritten, foreign files are refused |
+    test_commands:import_brings_the_whole_tree_back test_commands:import_overwrites_nothing
+    test_commands:import_refuses_what_is_foreign_or_damaged
 9    M  cache | states:the_commands
+9    M  doctor | test_doctor:everything_is_looked_at_and_nothing_is_made test_doctor:folders test_doctor:a_part_is_still_asked_by_name
+9    S  completion from the parser, with build names and ids | test_completion:builds_and_conversations
+10   M  every setting has a test of its effect | test_effects:nothing_is_missing_and_nothing_is_stale
+10   M  unknown keys are warnings, wrong values errors with their place |
+    test_settings:unknown_names_are_warnings_with_near_matches test_settings:wrong_types_name_the_key_and_the_line
+    test_setting_effects:a_theme_that_is_not_there_is_an_error_with_its_place
+10   M  each front end continues the other's conversations | states:both_front_ends_take_turns
 10   M  order of the layers, files and folders |
     test_settings:order_of_file_environment_and_command_line test_settings:places
     store/db:files_are_0600_and_folders_0700_whatever_the_umask

@@ -457,11 +457,13 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
     _interrupted = -10.0
 
     def action_quit_asking(self) -> None:
-        if not self.pump.running or not self.app.settings.ui.confirm_quit:
+        waiting = bool(self.held or self.queue) and self.switching
+        if not (self.pump.running or waiting) or not self.app.settings.ui.confirm_quit:
             self.app.leave()
             return
-        choices = [("quit", "stop the answer and quit"), ("stay", "keep running")]
-        self.app.push_screen(AskScreen("An answer is running.", choices), lambda answer: self.app.leave() if answer == "quit" else None)
+        question = "An answer is running." if self.pump.running else "A message waits for the build. It is kept, and not sent."
+        choices = [("quit", "stop the answer and quit" if self.pump.running else "quit"), ("stay", "keep running")]
+        self.app.push_screen(AskScreen(question, choices), lambda answer: self.app.leave() if answer == "quit" else None)
 
     def action_new_conversation(self) -> None:
         if self.pump.running:
