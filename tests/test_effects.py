@@ -139,6 +139,8 @@ doctor engram --no-measure    | engram:doctor_engram
 doctor drafting               | engine/draft/doctor:doctor_shows_verdicts_and_keeps_costs
 doctor drafting --model       | engine/draft/doctor:doctor_shows_verdicts_and_keeps_costs
 doctor drafting --no-measure  | engine/draft/doctor:doctor_shows_verdicts_and_keeps_costs
+doctor routes                 | test_setting_effects:routes
+doctor routes --model         | test_setting_effects:routes
 doctor states                 | states:the_commands
 doctor states --model         | states:the_commands
 bench engram --folder         | test_option_effects:bench_options_reach_their_arm
@@ -188,6 +190,7 @@ setting engine.draft           | test_setting_effects:sampling_settings_reach_th
 setting engine.exact           | test_setting_effects:engine_settings_reach_the_engine
 setting engine.engram          | test_setting_effects:engine_settings_reach_the_engine
 setting engine.cache_quant     | test_setting_effects:engine_settings_reach_the_engine engine/loader:verification_passes_and_reports_rounding
+setting engine.routes          | test_setting_effects:routes
 setting engine.linear_input_fp8 | test_setting_effects:engine_settings_reach_the_engine engine/trunk_v41:linear_input_rounding_on_the_rows_that_agree
 setting engine.qat_sim         | test_setting_effects:engine_settings_reach_the_engine engine/v4/goldens:simulated_rounding
 setting engine.memory_margin   | test_setting_effects:engine_settings_count_in_the_engine

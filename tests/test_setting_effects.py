@@ -132,6 +132,15 @@ def test_engine_settings_count_in_the_engine(configured):
     assert turn["usage"]["context_limit"] == 700
 
 
+def test_routes(configured):
+    """The route that was asked for is the one that computes, and `doctor routes` names it; the routes: tests/engine/kernels."""
+    for routes in ("auto", "stock"):
+        (line, *_) = configured(f'[engine]\nroutes = "{routes}"\n', "doctor", "routes", "--model", "nano", "--json", real=True).object
+        assert line["build"] == "nano" and line["name"] == "routes" and f"engine.routes = {routes}" in line["text"]
+    refused = configured('[engine]\nroutes = "nowhere"\n', "--json", "hi", real=True)
+    assert refused.code == 4 and "nowhere" in refused.object["message"]
+
+
 def test_model_and_folders(configured, tmp_path):
     """engine.model answers when nobody names a build; the sub-folders of engine.model_dirs are builds."""
     shutil.copytree(embedded_pack(), tmp_path / "packs" / "second")
