@@ -14,7 +14,9 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 if TYPE_CHECKING:
     from dsv41chat.engine.convert.bank import plan_bank, write_bank
+    from dsv41chat.engine.convert.calibrate import DEFAULT_TEXT, CalibrationText
     from dsv41chat.engine.convert.convert import Conversion, convert_pack, plan_conversion
+    from dsv41chat.engine.convert.prune import Pruned, Pruning, plan_prune, prune_pack
     from dsv41chat.engine.engine import Engine, PackInfo, open_engine, probe_pack
     from dsv41chat.engine.goldens import Check, Report, verify_goldens
     from dsv41chat.engine.sampling import SamplingParams
@@ -22,9 +24,15 @@ if TYPE_CHECKING:
     from dsv41chat.engine.verify import Found, verify_full, verify_plain
 
 _HOMES = {
+    "CalibrationText": "convert.calibrate",
+    "DEFAULT_TEXT": "convert.calibrate",
     "Conversion": "convert.convert",
     "convert_pack": "convert.convert",
     "plan_conversion": "convert.convert",
+    "Pruned": "convert.prune",
+    "Pruning": "convert.prune",
+    "plan_prune": "convert.prune",
+    "prune_pack": "convert.prune",
     "plan_bank": "convert.bank",
     "write_bank": "convert.bank",
     "Engine": "engine",
@@ -41,8 +49,9 @@ _HOMES = {
     "verify_plain": "verify",
 }
 __all__ = [
-    "Check", "Conversion", "Engine", "Found", "PackInfo", "Report", "SamplingParams", "Session", "convert_pack", "open_engine", "plan_bank",
-    "plan_conversion", "probe_pack", "verify_full", "verify_goldens", "verify_plain", "write_bank",
+    "CalibrationText", "Check", "Conversion", "DEFAULT_TEXT", "Engine", "Found", "PackInfo", "Pruned", "Pruning", "Report", "SamplingParams",
+    "Session", "convert_pack", "open_engine", "plan_bank", "plan_conversion", "plan_prune", "probe_pack", "prune_pack", "verify_full",
+    "verify_goldens", "verify_plain", "write_bank",
 ]  # fmt: skip
 
 

@@ -23,6 +23,8 @@ class V4Config:
 
     compress_ratios: one per trunk layer, 0 (window only), 4 (overlapping groups, indexer) or more (plain groups, all visible).
     draft_ratios: the entries after them, which describe draft blocks; whether those exist is decided by the tensors.
+    n_routed_experts: of the scored layers. whole_experts: of hashed layers and draft blocks, whose experts are never pruned: the token
+    table holds expert ids. Only the tensors tell it; without a look at them it is n_routed_experts.
     """
 
     vocab_size: int
@@ -59,6 +61,7 @@ class V4Config:
     weight_block: int | None
     expert_dtype: str | None
     dspark: dict[str, Any]
+    whole_experts: int
     family: str = "v4"
 
     # The V4 family has no n-gram tables.
@@ -68,6 +71,10 @@ class V4Config:
     def shared_size(self) -> int:
         """Width of the shared expert."""
         return self.moe_intermediate_size * self.n_shared_experts
+
+    def experts_of(self, hashed: bool) -> int:
+        """Routed experts of a trunk layer."""
+        return self.whole_experts if hashed else self.n_routed_experts
 
     @property
     def ring_rows(self) -> int:
@@ -112,6 +119,7 @@ def parse_v4(outer: dict[str, Any], source: str = "config.json") -> V4Config:
         weight_block=block[0] if block else None,
         expert_dtype=outer.get("expert_dtype", quant.get("expert_dtype")),
         dspark={k: v for k, v in f.values.items() if k.startswith("dspark_")},
+        whole_experts=f.number("n_routed_experts", int, 1),
     )
     _validate(config, f)
     return config

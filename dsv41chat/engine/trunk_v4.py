@@ -50,7 +50,7 @@ class LayerV4:
             source.float32(f"{p}.attn_norm.weight"),
             source.float32(f"{p}.ffn_norm.weight"),
             AttentionV4.load(c, source, plan, qat_sim),
-            MoEV4.load(c, source, f"{p}.ffn", plan.hashed),
+            MoEV4.load(c, source, f"{p}.ffn", c.experts_of(plan.hashed), plan.hashed),
             c.rms_norm_eps,
         )
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv41chat.engine.convert.convert import Conversion, is_finished, sync_folder, write_group, write_json
+from dsv41chat.engine.convert.convert import Conversion, is_finished, link_file, sync_folder, write_group, write_json
 from dsv41chat.engine.convert.layout import plan_groups
 from dsv41chat.engine.convert.recipes import Choice
 from dsv41chat.engine.errors import PackIncomplete, PackUnsupported
@@ -70,7 +68,7 @@ def write_bank(
     write_json(state, mark)
     for path in sorted(trunk.folder.iterdir()):
         if path.is_file() and path.name not in ("config.json", INDEX_NAME) and not (target / path.name).exists():
-            _link(path, target / path.name)
+            link_file(path, target / path.name)
     total, done = bank.bytes_out, 0
     for group in conversion.groups:
         if not is_finished(target, group, conversion.mark):
@@ -79,14 +77,6 @@ def write_bank(
     _write_config(bank)
     state.unlink()
     sync_folder(target)
-
-
-def _link(source: Path, target: Path) -> None:
-    """A hard link; a copy where the file system has none between the two."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _write_config(bank: Bank) -> None:

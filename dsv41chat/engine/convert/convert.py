@@ -150,7 +150,7 @@ def write_group(conversion: Conversion, group: Group, progress: Callable[[int], 
     _check(conversion, group)
     manifest = {
         "conversion": conversion.mark, "files": {group.file: [t.name for t in group.tensors]}, "modules": group.modules,
-        "sha256": _sha256(shard), "bytes": at,
+        "sha256": file_digest(shard), "bytes": at,
     }  # fmt: skip
     write_json(conversion.target / group.manifest, manifest)
 
@@ -182,11 +182,7 @@ def _check(conversion: Conversion, group: Group) -> None:
 
 def _write_rest(conversion: Conversion) -> None:
     pack, target = conversion.pack, conversion.target
-    for name in _KEPT_FILES:
-        if (pack.folder / name).is_file():
-            shutil.copyfile(pack.folder / name, target / name)
-    for path in sorted(pack.folder.glob("LICENSE*")):
-        shutil.copyfile(path, target / path.name)
+    copy_small_files(pack.folder, target)
     outer = json.loads((pack.folder / "config.json").read_text(encoding="utf-8"))
     modules = {path: entry for group in conversion.groups for path, entry in group.modules.items()}
     dropped = outer.pop("quantization_config", None)
@@ -213,7 +209,32 @@ def write_json(path: Path, value: object) -> None:
     os.replace(draft, path)
 
 
-def _sha256(path: Path) -> str:
+def settle_file(draft: Path, path: Path) -> None:
+    """A finished draft takes its name, once it is on the disk."""
+    with open(draft, "rb+") as f:
+        os.fsync(f.fileno())
+    os.replace(draft, path)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """A hard link to the file itself, not to a link that stands for it; a copy where the file system has none between the two."""
+    source = source.resolve()
+    try:
+        os.link(source, target)
+    except OSError:
+        draft = target.with_name(target.name + ".tmp")
+        shutil.copyfile(source, draft)
+        settle_file(draft, target)
+
+
+def copy_small_files(source: Path, target: Path) -> None:
+    """Tokenizer, defaults and licences, as copies."""
+    for path in (*(source / name for name in _KEPT_FILES), *sorted(source.glob("LICENSE*"))):
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)
+
+
+def file_digest(path: Path) -> str:
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 

@@ -34,7 +34,7 @@ class Stage:
     def load(cls, c: V41Config | V4Config, source: WeightSource, prefix: str, experts: int, picks: int, rounded: bool) -> Stage:
         """prefix: such as `mtp.0`. experts, picks: of this drafter, which differ from the trunk's in V4.1."""
         if c.family == "v4":
-            moe = MoEV4.load(c, source, f"{prefix}.ffn")
+            moe = MoEV4.load(c, source, f"{prefix}.ffn", experts)
             rounding = (lambda kv: fakequant.v4_fp8(kv, c.qk_rope_head_dim)) if rounded else None
         else:
             moe = MoE.load(c, source, f"{prefix}.ffn", experts, picks, image_bias=False)

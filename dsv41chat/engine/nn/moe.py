@@ -58,8 +58,16 @@ class MoE:
 
     def experts(self, x: mx.array, ids: mx.array, weight: mx.array) -> mx.array:
         """x [n, D], ids [n, picks] ascending, weight float32 [n, picks] -> [n, D]: routed and shared experts."""
+        return self.combined(x, self.parts(x, ids, weight))
+
+    def parts(self, x: mx.array, ids: mx.array, weight: mx.array) -> mx.array:
+        """What each picked expert adds, its routing weight included: float32 [n, picks, D]."""
         v = x[:, None, None, :]
         act = swiglu(self.w1(v, ids), self.w3(v, ids), self.limit, weight[..., None, None], self.dtype)
-        routed = mx.sum(self.w2(act, ids)[:, :, 0].astype(mx.float32), axis=1)
+        return self.w2(act, ids)[:, :, 0].astype(mx.float32)
+
+    def combined(self, x: mx.array, parts: mx.array) -> mx.array:
+        """x [n, D] and `parts` of its routed experts -> [n, D], with the shared one."""
+        routed = mx.sum(parts, axis=1)
         shared = self.shared2(swiglu(self.shared1(x), self.shared3(x), self.limit, None, self.dtype))
         return (routed + shared.astype(mx.float32)).astype(self.dtype)

@@ -35,9 +35,10 @@ class MoEV4:
     dtype: mx.Dtype
 
     @classmethod
-    def load(cls, c: V4Config, source: WeightSource, prefix: str, hashed: bool = False) -> MoEV4:
-        """prefix: such as `layers.0.ffn` or `mtp.0.ffn`; draft blocks are never hashed."""
-        e = [source.experts(f"{prefix}.experts", w, c.n_routed_experts) for w in ("w1", "w2", "w3")]
+    def load(cls, c: V4Config, source: WeightSource, prefix: str, experts: int, hashed: bool = False) -> MoEV4:
+        """prefix: such as `layers.0.ffn` or `mtp.0.ffn`; draft blocks are never hashed. experts: of this block; a pruned build has fewer
+        in its scored layers."""
+        e = [source.experts(f"{prefix}.experts", w, experts) for w in ("w1", "w2", "w3")]
         s = [source.linear(f"{prefix}.shared_experts.{w}.weight") for w in ("w1", "w2", "w3")]
         gate = source.linear(f"{prefix}.gate.weight", rounds=False, dtype=mx.float32)
         bias = None if hashed else source.float32(f"{prefix}.gate.bias")
@@ -58,8 +59,16 @@ class MoEV4:
 
     def experts(self, x: mx.array, ids: mx.array, weight: mx.array) -> mx.array:
         """x [n, D], ids [n, picks] ascending, weight float32 [n, picks] -> [n, D]: routed and shared experts."""
+        return self.combined(x, self.parts(x, ids, weight))
+
+    def parts(self, x: mx.array, ids: mx.array, weight: mx.array) -> mx.array:
+        """What each picked expert adds, its routing weight included: float32 [n, picks, D]."""
         v = x[:, None, None, :]
         act = route.swiglu(self.w1(v, ids), self.w3(v, ids), self.limit, weight[..., None, None], self.dtype)
-        routed = mx.sum(self.w2(act, ids)[:, :, 0].astype(mx.float32), axis=1)
+        return self.w2(act, ids)[:, :, 0].astype(mx.float32)
+
+    def combined(self, x: mx.array, parts: mx.array) -> mx.array:
+        """x [n, D] and `parts` of its routed experts -> [n, D], with the shared one."""
+        routed = mx.sum(parts, axis=1)
         shared = self.shared2(route.swiglu(self.shared1(x), self.shared3(x), self.limit, None, self.dtype))
         return (routed + shared.astype(mx.float32)).astype(self.dtype)

@@ -29,7 +29,7 @@ from dsv41chat.engine.pack.drafter import DrafterFound, find_drafter
 from dsv41chat.engine.pack.gate import check_names, names_in_use, table_spec
 from dsv41chat.engine.pack.index import UNFINISHED_NAME, PackIndex, open_index
 from dsv41chat.engine.pack.names import Expected, expected_v41
-from dsv41chat.engine.pack.names_v4 import expected_v4, ignored_v4
+from dsv41chat.engine.pack.names_v4 import expected_v4, ignored_v4, whole_experts
 from dsv41chat.engine.pack.quant_config import fp8_block, survey
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan, build_plan
@@ -91,16 +91,22 @@ class Pack:
         return self.found.nbytes(self.index.tensors)
 
 
-def open_pack(folder: str | Path) -> Pack:
-    """Read config and headers of a build in any format and run the strict gate. Raises PackError; reads no tensor data."""
+def open_pack(folder: str | Path, *, unfinished: bool = False) -> Pack:
+    """Read config and headers of a build in any format and run the strict gate. Raises PackError; reads no tensor data.
+
+    unfinished: a folder that is being written is looked at all the same; for its writer.
+    """
     folder = Path(folder)
-    if (folder / UNFINISHED_NAME).is_file():
-        raise PackIncomplete(f"{folder.name} is a half-converted build", f"finish it: dsv41chat models convert SRC {folder} --recipe R --resume")
+    if not unfinished:
+        _refuse_unfinished(folder)
     outer = with_real_heads(read_config_json(folder))
     family = family_of(outer)
     config = parse_v4(outer) if family == "v4" else parse_v41(outer)
-    plan, index = build_plan(config), open_index(folder)
+    index = open_index(folder)
     index = replace(index, tensors=release_tensors(index.tensors))
+    if family == "v4":
+        config = replace(config, whole_experts=whole_experts(index.tensors, config))
+    plan = build_plan(config)
     expected = expected_v4(config, plan) if family == "v4" else expected_v41(config, plan)
     ignored = ignored_v4(config, plan) if family == "v4" else ()
     notes = check_names(index.tensors, expected, config.num_hidden_layers, fp8_block(outer), ignored)
@@ -108,6 +114,15 @@ def open_pack(folder: str | Path) -> Pack:
     found = find_drafter(index.tensors, config)
     notes = (*index.notes, *notes, *odd, *((found.fault,) if found.fault else ()), *found.notes)
     return Pack(folder, config, plan, index, expected, pack_fingerprint(folder, index, family, outer), formats, notes, found)
+
+
+def _refuse_unfinished(folder: Path) -> None:
+    path = folder / UNFINISHED_NAME
+    if not path.is_file():
+        return
+    if '"experts"' in path.read_text(encoding="utf-8"):
+        raise PackIncomplete(f"{folder.name} is a half-pruned build", f"finish it: dsv41chat models prune SRC {folder} --experts N --resume")
+    raise PackIncomplete(f"{folder.name} is a half-converted build", f"finish it: dsv41chat models convert SRC {folder} --recipe R --resume")
 
 
 def pack_fingerprint(folder: Path, index: PackIndex, family: str, outer: dict) -> str:

@@ -92,7 +92,7 @@ def _dspark_plan(c, stages: list[int]) -> DraftPlan:
         raise ValueError(f"config.json: $.dspark_target_layer_ids is {taps!r}, expected ascending layers of the trunk")
     rank = _setting(c, "markov_rank", 1)
     own = c.family == "v41"
-    experts = _setting(c, "n_routed_experts", 1) if own else c.n_routed_experts
+    experts = _setting(c, "n_routed_experts", 1) if own else c.whole_experts
     picks = _setting(c, "num_experts_per_tok", 1, experts + 1) if own else c.num_experts_per_tok
     d, v = c.hidden_size, c.vocab_size
     prefixes = tuple(f"mtp.{s}" for s in stages)
@@ -123,7 +123,7 @@ def _mtp_plan(c, stages: list[int]) -> DraftPlan:
     out = expected_block(c, prefix)
     out |= {f"{prefix}.{name}.weight": Expected((d,), "float") for name in ("enorm", "hnorm", "norm")}
     out |= {f"{prefix}.{name}.weight": Expected((d, d), "linear") for name in ("e_proj", "h_proj")}
-    return DraftPlan("mtp", (prefix,), out | _collapse_head(c, prefix), _MTP_BLOCK, c.n_routed_experts, c.num_experts_per_tok)
+    return DraftPlan("mtp", (prefix,), out | _collapse_head(c, prefix), _MTP_BLOCK, c.whole_experts, c.num_experts_per_tok)
 
 
 def _collapse_head(c, prefix: str) -> dict[str, Expected]:

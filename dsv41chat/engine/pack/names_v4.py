@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from dsv41chat.engine.config_v4 import V4Config
+from dsv41chat.engine.pack.index import TensorRef
 from dsv41chat.engine.pack.names import Expected
 from dsv41chat.engine.plan import LayerPlan
+
+_DRAFT_GATE = re.compile(r"^mtp(\.\d+)?\.ffn\.gate\.weight$")
 
 
 def expected_v4(c: V4Config, plan: tuple[LayerPlan, ...], stacked: bool = False) -> dict[str, Expected]:
@@ -23,7 +29,8 @@ def expected_v4(c: V4Config, plan: tuple[LayerPlan, ...], stacked: bool = False)
         "hc_head_scale": Expected((1,), "float"),
     }
     for layer in plan:
-        parts = _block(c) | _router(c, layer.hashed) | _experts(c, stacked) | _compressed(c, layer)
+        experts = c.experts_of(layer.hashed)
+        parts = _block(c) | _router(c, layer.hashed, experts) | _experts(c, stacked, experts) | _compressed(c, layer)
         out |= {f"layers.{layer.index}.{name}": e for name, e in parts.items()}
     return out
 
@@ -36,7 +43,7 @@ def ignored_v4(c: V4Config, plan: tuple[LayerPlan, ...]) -> set[str]:
 
 def expected_block(c: V4Config, prefix: str, stacked: bool = False) -> dict[str, Expected]:
     """One window-only, score-routed layer under `prefix` (such as `mtp.0`): the body of every draft block."""
-    return {f"{prefix}.{name}": e for name, e in (_block(c) | _router(c, False) | _experts(c, stacked)).items()}
+    return {f"{prefix}.{name}": e for name, e in (_block(c) | _router(c, False, c.whole_experts) | _experts(c, stacked, c.whole_experts)).items()}
 
 
 def _block(c: V4Config) -> dict[str, Expected]:
@@ -60,23 +67,30 @@ def _block(c: V4Config) -> dict[str, Expected]:
     return _kinds(floats, linears)
 
 
-def _router(c: V4Config, hashed: bool) -> dict[str, Expected]:
-    gate = {"ffn.gate.weight": Expected((c.n_routed_experts, c.hidden_size), "float")}
+def whole_experts(tensors: Mapping[str, TensorRef], c: V4Config) -> int:
+    """Experts of the blocks that pruning leaves whole, by the shape of one of their routers: more than n_routed_experts, or as many."""
+    gates = [*(f"layers.{i}.ffn.gate.weight" for i in range(c.num_hash_layers)), *(name for name in tensors if _DRAFT_GATE.match(name))]
+    shapes = [tensors[name].shape for name in gates if name in tensors]
+    return max(shapes[0][0], c.n_routed_experts) if shapes and shapes[0] else c.n_routed_experts
+
+
+def _router(c: V4Config, hashed: bool, experts: int) -> dict[str, Expected]:
+    gate = {"ffn.gate.weight": Expected((experts, c.hidden_size), "float")}
     if hashed:
         return gate | {"ffn.gate.tid2eid": Expected((c.vocab_size, c.num_experts_per_tok), "ids")}
-    return gate | {"ffn.gate.bias": Expected((c.n_routed_experts,), "float")}
+    return gate | {"ffn.gate.bias": Expected((experts,), "float")}
 
 
-def _experts(c: V4Config, stacked: bool) -> dict[str, Expected]:
+def _experts(c: V4Config, stacked: bool, experts: int) -> dict[str, Expected]:
     d, width, shared = c.hidden_size, c.moe_intermediate_size, c.shared_size
     linears: dict[str, tuple[int, ...]] = {}
     for w, out, into in (("w1", shared, d), ("w2", d, shared), ("w3", shared, d)):
         linears[f"ffn.shared_experts.{w}.weight"] = (out, into)
     for w, out, into in (("w1", width, d), ("w2", d, width), ("w3", width, d)):
         if stacked:
-            linears[f"ffn.experts.{w}.weight"] = (c.n_routed_experts, out, into)
+            linears[f"ffn.experts.{w}.weight"] = (experts, out, into)
         else:
-            linears |= {f"ffn.experts.{e}.{w}.weight": (out, into) for e in range(c.n_routed_experts)}
+            linears |= {f"ffn.experts.{e}.{w}.weight": (out, into) for e in range(experts)}
     return _kinds({}, linears)
 
 
