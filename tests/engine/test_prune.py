@@ -24,6 +24,7 @@ from dsv41chat.engine.pack.build import build_drafter, build_trunk, open_pack
 from dsv41chat.engine.pack.index import open_index
 from dsv41chat.engine.verify import verify_full
 from dsv41chat.nano import embedded_pack
+from tests import programs
 from tests.drafting import write_with_drafter
 from tests.engine.pack import packs as p
 from tests.engine.pack.test_formats import CASES, wo_a_slices
@@ -252,3 +253,13 @@ def test_the_embedded_model_pruned_still_chats(keep, tmp_path):
     answers = [[*engine.new_session().generate(prompt, SamplingParams(), max_tokens=24, draft=mode)][-1] for mode in ("off", 5)]
     assert answers[0].ids == answers[1].ids and answers[0].text.startswith("The word photosynthesis")
     engine.close()
+
+
+def test_the_command(tmp_path):
+    words = ("models", "prune", "nano", str(tmp_path / "out"), "--experts", "75%", "--tokens", "100", "--yes")
+    done = programs.run(tmp_path / "data", *words)
+    assert done.code == 0 and (done.json["experts"], done.json["of"], len(done.json["kept"]["0"])) == (6, 8, 6), done.stderr
+    assert done.json["written"] == ["model-00001-of-00004.safetensors"] and open_pack(tmp_path / "out").config.n_routed_experts == 6
+    again = programs.run(tmp_path / "data", *words)
+    assert again.code == 4 and "no pruning began there" in again.json["message"]
+    assert programs.run(tmp_path / "data", *words[:4], "--experts", "0%").code == 2
