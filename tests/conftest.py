@@ -1,10 +1,19 @@
-"""Every test runs with folders of its own and without the user's DSV41CHAT_* variables."""
+"""Every test runs with folders of its own, without the user's DSV41CHAT_* variables, and without a network."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+
+import tests.offline.sitecustomize  # noqa: F401 - from here on this process has no network
+
+ROOT = Path(__file__).resolve().parents[1]
+# Where programs that tests start find this package, and the refusal of the network before it.
+PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "offline"), str(ROOT)])
+# What a user's shell may say about the terminal or the language; a test that wants one of them sets it itself.
+SHELL = ("NO_COLOR", "PAGER", "TERM", "COLORTERM", "COLUMNS", "LINES", "LANG", "LC_ALL", "LANGUAGE", "VISUAL", "EDITOR", "TMUX", "SSH_CONNECTION")
 
 
 @pytest.fixture(autouse=True)
@@ -12,13 +21,14 @@ def own_folders(tmp_path_factory, monkeypatch):
     """User folders (config, data, cache, state, log) below a temporary home, on Linux and on macOS."""
     home = tmp_path_factory.mktemp("home")
     for name in list(os.environ):
-        if name.startswith("DSV41CHAT_"):
+        if name.startswith(("DSV41CHAT_", "TEXTUAL")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
     for name in ("CONFIG", "DATA", "CACHE", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(home / name.lower()))
-    for name in ("NO_COLOR", "PAGER", "TERM"):
+    for name in SHELL:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     return home
 
 

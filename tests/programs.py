@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-
 
 @dataclass
 class Ran:
@@ -29,7 +27,7 @@ class Ran:
 def environment() -> dict[str, str]:
     """The environment of a run: nothing of the user's, one thread, so that runs side by side do not fight."""
     keep = {name: value for name, value in os.environ.items() if not name.startswith("DSV41CHAT_")}
-    return keep | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return keep | {"OMP_NUM_THREADS": "1"}
 
 
 def run(data: Path, *words: str, timeout_s: float = 300.0) -> Ran:

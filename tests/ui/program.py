@@ -90,7 +90,7 @@ class Program:
 
 def child(data: Path, argv: Sequence[str], script: dict[str, Any] | None = None, **popen: Any) -> subprocess.Popen:
     """The program as a process. script: keyword arguments of Script, None for the real engine."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **popen.pop("env", {})}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **popen.pop("env", {})}
     words = ["dsv41chat"] if script is None else ["tests.ui.fake_headless", json.dumps(script)]
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen
     return subprocess.Popen([sys.executable, "-m", *words, "--data-dir", str(data), *argv], env=environ, cwd=ROOT, **options)

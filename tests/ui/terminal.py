@@ -9,23 +9,23 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+TYPED_S = 10.0  # text that is not shown where it is typed (a page without a field) does not hold a test longer
 
 
 class Terminal:
     """One tmux session running one command in a shell. Use as a context manager; the private server ends with it."""
 
-    def __init__(self, folder: Path, width: int = 100, height: int = 30):
+    def __init__(self, folder: Path, width: int = 100, height: int = 30, environ: dict[str, str] | None = None):
         self.socket = folder / "tmux.sock"
         self.folder = folder
-        environ = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        # COLUMNS and LINES stay wrong on purpose: some shells export them, and the screen must not believe them.
+        environ = {**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", **(environ or {})}
+        # COLUMNS and LINES are wrong on purpose: some shells export them, and the screen must not believe them.
         environ |= {"COLUMNS": "80", "LINES": "24"}
-        environ.pop("TMUX", None)
         self._environ = environ
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", str(width), "-y", str(height), "-s", "t", "env", "PS1=$ ", "sh")
 
     def _tmux(self, *words: str) -> str:
-        done = subprocess.run(["tmux", "-S", str(self.socket), *words], capture_output=True, text=True, env=self._environ, timeout=20)
+        done = subprocess.run(["tmux", "-u", "-S", str(self.socket), *words], capture_output=True, text=True, env=self._environ, timeout=20)
         return done.stdout
 
     def __enter__(self) -> Terminal:
@@ -38,7 +38,6 @@ class Terminal:
         """Starts `python ARGUMENTS` in the shell; its pid and exit code go to files."""
         words = " ".join(f"'{word}'" for word in (sys.executable, *arguments))
         script = self.folder / "run.sh"
-        script.write_text(f"cd '{ROOT}'\n{words} & echo $! > '{self.folder}/pid'\nfg 2>/dev/null || wait $!\necho \"exit=$?\"\n")
         # Without job control the program would not own the terminal: exec in a subshell keeps its pid known.
         script.write_text(f"cd '{ROOT}'\n(sh -c 'echo $PPID' > '{self.folder}/pid'; exec {words})\necho exit=$?\n")
         self.type(f". '{script}'")
@@ -49,8 +48,11 @@ class Terminal:
         return int((self.folder / "pid").read_text())
 
     def type(self, text: str) -> None:
+        """Types `text` and waits until it is there: the composer takes a fast burst that ends in Enter for a paste."""
         self._tmux("send-keys", "-t", "t", "-l", text)
-        # The composer takes a fast burst that ends in Enter for a paste.
+        deadline = time.monotonic() + TYPED_S
+        while text.strip()[-4:] not in self.screen and time.monotonic() < deadline:
+            time.sleep(0.05)
         time.sleep(0.1)
 
     def keys(self, *names: str) -> None:
