@@ -105,12 +105,9 @@ class ChatApp(App[int]):
             await chat.open_conversation(begin.view)
         else:
             draft = await asyncio.to_thread(self.store.draft, None)
-            # Keys that were faster than the start.
             early = chat.composer.text
             chat.clear_conversation()
-            chat.restore_draft(draft)
-            if early:
-                chat.composer.insert(early)
+            chat.restore_draft(draft, early)
             chat.composer.prompts = list(reversed(await asyncio.to_thread(self.store.prompt_history, None)))
         notices = begin.notices
         if begin.view is not None and begin.view.interrupted:
@@ -125,8 +122,7 @@ class ChatApp(App[int]):
             chat.composer.insert(self.typed_early)
         if begin.prompt:
             chat.composer.insert(begin.prompt)
-            if begin.send:
-                chat.composer.submit()
+        chat.started(send=bool(begin.prompt) and begin.send)
         if begin.pick:
             chat.action_conversations()
 

@@ -1,10 +1,13 @@
 """The full screen with a scripted engine as a program of its own, for tests at terminal level:
 
     python -m tests.ui.fake_program DATA_FOLDER ANSWER_FILE DELAY_S [CONVERSATION]
+
+ANSWER_FILE: the answer, or (.json) keyword arguments of Script.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -32,8 +35,10 @@ class FaultyScreen(ChatScreen):
 
 def main(data: str, answer: str, delay_s: str, conversation: str | None = None) -> int:
     settings = load_settings(data_dir=data, environ={key: os.environ[key] for key in ("VISUAL",) if key in os.environ})
+    text = Path(answer).read_text("utf-8")
+    script = Script(**{"delay_s": float(delay_s), **(json.loads(text) if answer.endswith(".json") else {"answer": text})})
     with Store.open(settings.paths.data) as store:
-        host = EngineHost(settings, store, **fake_host(Script(answer=Path(answer).read_text("utf-8"), delay_s=float(delay_s))))
+        host = EngineHost(settings, store, **fake_host(script))
         controller = TurnController(store, host, settings)
         view = controller.open(conversation) if conversation else None
         app.ChatScreen = FaultyScreen

@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 TYPED_S = 10.0  # text that is not shown where it is typed (a page without a field) does not hold a test longer
 
 
@@ -35,11 +34,11 @@ class Terminal:
         self._tmux("kill-server")
 
     def run(self, *arguments: str) -> None:
-        """Starts `python ARGUMENTS` in the shell; its pid and exit code go to files."""
+        """Starts `python ARGUMENTS` in the shell, in the test's own folder; its pid goes to a file, its exit code to the screen."""
         words = " ".join(f"'{word}'" for word in (sys.executable, *arguments))
         script = self.folder / "run.sh"
         # Without job control the program would not own the terminal: exec in a subshell keeps its pid known.
-        script.write_text(f"cd '{ROOT}'\n(sh -c 'echo $PPID' > '{self.folder}/pid'; exec {words})\necho exit=$?\n")
+        script.write_text(f"cd '{self.folder}'\n(sh -c 'echo $PPID' > '{self.folder}/pid'; exec {words})\necho exit=$?\n")
         self.type(f". '{script}'")
         self.keys("Enter")
 
@@ -58,7 +57,8 @@ class Terminal:
     def keys(self, *names: str) -> None:
         for name in names:
             self._tmux("send-keys", "-t", "t", name)
-            time.sleep(0.05)
+            # What follows an Escape within a tenth of a second would be read as alt and that key.
+            time.sleep(0.3 if name == "Escape" else 0.05)
 
     def paste(self, text: str, bracketed: bool = True) -> None:
         file = self.folder / "paste.txt"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
 
 from dsv41chat.store import Store
 from dsv41chat.ui.commands import CommandError, parse
+from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.test_plain import chat as line_mode
 from tests.ui.tui import chat_of, make_app, say, screen_text, until
@@ -202,3 +204,23 @@ async def test_an_interrupted_answer_is_said_once(tmp_path):
     async with app.run_test(size=(100, 30)):
         await until(lambda: "another" in screen_text(app))
         assert "ctrl+R answers again" in screen_text(app) and key not in screen_text(app)
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+async def test_enter_before_the_start_is_over_waits_for_its_conversation(tmp_path, resumed):
+    """A slow disk: what is typed and sent meanwhile goes into the conversation that the command line asked for, behind its draft."""
+    store = Store.memory(background=False)
+    first = store.add_message(store.new_conversation("old").id, None, "user", "old question") if resumed else None
+    store.save_draft(first.conversation_id if first else None, "drafted ")
+    real = store.draft
+    store.draft = lambda key: (time.sleep(0.5), real(key))[1]
+    app = make_app(tmp_path, Script(answer="answer"), store=store)
+    app.begin = AppStart(view=app.controller.open("old")) if resumed else AppStart()
+    async with app.run_test(size=(80, 24)):
+        chat = chat_of(app)
+        chat.composer.insert("typed early")
+        chat.composer.submit()
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        path = store.path_to(chat.leaf_id)
+        assert [message.text for message in path] == [*(["old question"] if resumed else []), "drafted typed early", "answer"]
+        assert len(store.list_conversations()) == 1 and chat.composer.text == ""

@@ -134,11 +134,25 @@ TABLE = """
 10   M  order of the layers, files and folders |
     test_settings:order_of_file_environment_and_command_line test_settings:places
     store/db:files_are_0600_and_folders_0700_whatever_the_umask
-12.1 M  type, paste, send: one message | terminal:a_chat_in_a_terminal
-12.2 M  every kind of text streams without loss | render:chunks_do_not_change_the_blocks bench/ui:a_short_run_writes_a_receipt
+12.1 M  type, paste, send: one message | acceptance:1_typed_and_pasted_text_is_one_message terminal:a_chat_in_a_terminal
+12.2 M  every kind of text streams without loss, drawn as the whole |
+    acceptance:2_streamed_text_is_complete_and_drawn_as_the_whole render:chunks_do_not_change_the_blocks
+12.3 M  scrolled up the view stays, End follows | chat:scrolling_up_stops_following_and_end_resumes
+12.4 M  Esc in prefill, thinking and answer | acceptance:4_esc_in_prefill_in_thinking_and_in_the_answer states:cancelled_turns
+12.5 M  an edit makes a branch, both are exported | tools:edit_makes_a_branch_and_both_stay_reachable
+12.6 M  kill -9 while streaming | terminal:a_kill_loses_no_shown_text_of_a_second_ago kills:killed_at_three_moments
+12.7 M  kill -TERM | terminal:a_signal_restores_the_terminal_and_keeps_the_text
 12.8 M  resize while streaming | terminal:resizing_while_streaming
-12.9 M  pipes | signals:a_reader_that_goes_away_ends_it_quietly
+12.9 M  pipes: every line parses, head is quiet, SIGINT 130 | acceptance:9_head_of_a_pipe_is_quiet
+    headless:stream_json_begins_with_start_and_ends_with_done signals:a_reader_that_goes_away_ends_it_quietly
+    signals:a_signal_saves_the_text_and_writes_the_last_event
+12.10 M a missing build: one object, exit 4 | headless:missing_build_is_one_object_and_exit_4
+12.11 M batch with a bad item; interrupted and resumed | batch:three_items_with_a_bad_one batch:interrupted_and_resumed_has_no_duplicates
 12.12 M closed and silent input | signals:closed_and_silent_standard_input_do_not_hang
+12.13 M no back end: start, search, export | acceptance:13_without_a_back_end_it_starts_searches_and_exports
+12.14 M light, dark, ansi, NO_COLOR | snapshots:the_text_is_the_same_in_every_theme
+12.15 M two processes on one conversation | terminal:a_second_process_reads_only
+12.16 M a failed switch: the old build answers | tools:a_failed_switch_leaves_the_old_build_answering switch:a_failing_switch_leaves_the_old_build_answering
 """
 
 
@@ -174,3 +188,9 @@ def test_each_promise_has_its_tests(row):
         assert f"test_{function}" in known, f"{name} is not there"
         decorators = " ".join(ast.unparse(one) for one in known[f"test_{function}"].decorator_list)
         assert ".skip" not in decorators and "slow" not in decorators, f"{name} does not run by default"
+
+
+def test_every_acceptance_check_has_a_row_and_runs_with_the_embedded_model():
+    assert [row[0] for row in rows() if row[0].startswith("12.")] == [f"12.{number}" for number in range(1, 17)]
+    embedded = functions(TESTS / "ui" / "test_acceptance_embedded.py")
+    assert {name.split("_")[1] for name in embedded if name.startswith("test_")} == {str(number) for number in range(1, 17)}

@@ -70,6 +70,8 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self.conversation: Any = None
         self.leaf_id: str | None = None
         self.readonly = False
+        # Until what the command line asked for is on screen, Enter waits: its text belongs into that conversation.
+        self.starting, self._send_early = True, False
         self.forks: dict[str, tuple[int, int]] = {}
         self._draft_timer: Any = None
         self._sidebar_wanted: bool | None = None
@@ -140,7 +142,7 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self._restore_view(view.conversation.view)
         self.composer.prompts = list(reversed(opened.history))
         if not same:
-            self.restore_draft(opened.draft)
+            self.restore_draft(opened.draft, self.composer.text if self.starting else "")
         self.show_queue(opened.queue)
         if not same:
             self._queued_loading = False
@@ -422,10 +424,13 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self._newest_draft = draft = (None, "", None, None)
         self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
 
-    def restore_draft(self, draft: Any) -> None:
+    def restore_draft(self, draft: Any, early: str = "") -> None:
+        """The stored draft into the composer, and behind it what was typed before the program was ready."""
         self.composer.reset(draft.text if draft else "")
         if draft and draft.meta:
             self.composer.chips.update(draft.meta.get("chips", {}))
+        if early:
+            self.composer.insert(early)
 
     # Global actions -----------------------------------------------------------------------------------------------------
 
@@ -528,4 +533,13 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
     @on(Submitted)
     def _submitted(self, event: Submitted) -> None:
         event.stop()
-        self.submit(event.text)
+        if self.starting:
+            self._send_early = True
+        else:
+            self.submit(event.text)
+
+    def started(self, send: bool = False) -> None:
+        """The start is over. send: the composer's text goes off at once."""
+        self.starting = False
+        if send or self._send_early:
+            self.composer.submit()
