@@ -75,6 +75,11 @@ class Terminal:
         return self._tmux("capture-pane", "-p", "-t", "t")
 
     @property
+    def coloured(self) -> str:
+        """The screen with its colour sequences."""
+        return self._tmux("capture-pane", "-p", "-e", "-t", "t")
+
+    @property
     def modes(self) -> str:
         """alternate screen, any mouse mode, cursor shown."""
         return self._tmux("display-message", "-p", "-t", "t", "#{alternate_on} #{mouse_any_flag} #{cursor_flag}").strip()

@@ -139,16 +139,6 @@ def test_9_head_of_a_pipe_is_quiet(tmp_path):
     assert (tmp_path / "code").read_text().strip() == "0"
 
 
-@pytest.fixture
-def no_back_end(tmp_path) -> dict[str, str]:
-    """An environment in which `import mlx.core` fails: a package `mlx` with nothing in it comes first."""
-    import os
-
-    (tmp_path / "none" / "mlx").mkdir(parents=True)
-    (tmp_path / "none" / "mlx" / "__init__.py").write_text("")
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path / "none"), os.environ["PYTHONPATH"]])}
-
-
 @in_terminal
 def test_13_without_a_back_end_it_starts_searches_and_exports(tmp_path, no_back_end):
     with Store.open(tmp_path / "data") as store:

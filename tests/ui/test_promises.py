@@ -152,7 +152,8 @@ TABLE = """
 12.13 M no back end: start, search, export | acceptance:13_without_a_back_end_it_starts_searches_and_exports
 12.14 M light, dark, ansi, NO_COLOR | snapshots:the_text_is_the_same_in_every_theme
 12.15 M two processes on one conversation | terminal:a_second_process_reads_only
-12.16 M a failed switch: the old build answers | tools:a_failed_switch_leaves_the_old_build_answering switch:a_failing_switch_leaves_the_old_build_answering
+12.16 M a failed switch: the old build answers |
+    tools:a_failed_switch_leaves_the_old_build_answering switch:a_failing_switch_leaves_the_old_build_answering
 """
 
 
