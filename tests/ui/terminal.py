@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,7 +16,9 @@ class Terminal:
     """One tmux session running one command in a shell. Use as a context manager; the private server ends with it."""
 
     def __init__(self, folder: Path, width: int = 100, height: int = 30, environ: dict[str, str] | None = None):
-        self.socket = folder / "tmux.sock"
+        # A place of its own: the path of a socket must be short, and the server before may still be leaving.
+        self._place = tempfile.TemporaryDirectory(prefix="tmux-")
+        self.socket = Path(self._place.name) / "s"
         self.folder = folder
         environ = {**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", **(environ or {})}
         # COLUMNS and LINES are wrong on purpose: some shells export them, and the screen must not believe them.
@@ -32,6 +35,7 @@ class Terminal:
 
     def __exit__(self, *_: object) -> None:
         self._tmux("kill-server")
+        self._place.cleanup()
 
     def run(self, *arguments: str) -> None:
         """Starts `python ARGUMENTS` in the shell, in the test's own folder; its pid goes to a file, its exit code to the screen."""
@@ -53,6 +57,18 @@ class Terminal:
         while text.strip()[-4:] not in self.screen and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.1)
+
+    def reset(self) -> None:
+        """What one types, unseen, when a program died and left the terminal as it was: `reset`."""
+        self._tmux("send-keys", "-t", "t", "-l", "reset")
+        self.keys("C-j")
+        deadline = time.monotonic() + 30
+        while "is-42" not in self.screen:
+            # What arrives while `reset` still waits for the terminal is lost.
+            assert time.monotonic() < deadline, self.screen
+            self._tmux("send-keys", "-t", "t", "-l", "echo is-$((6*7))")
+            self.keys("Enter")
+            time.sleep(0.5)
 
     def keys(self, *names: str) -> None:
         for name in names:

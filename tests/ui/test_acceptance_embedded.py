@@ -224,10 +224,7 @@ def test_6_kill_9_while_streaming(tmp_path):
         time.sleep(1.0)
         os.kill(terminal.pid, signal.SIGKILL)
         time.sleep(0.5)
-        terminal.type("reset")
-        terminal.keys("C-j")
-        time.sleep(1.5)
-        assert terminal.modes == CLEAN
+        terminal.reset()
         start(terminal, data, "-c", *SHORT)
         assert "was interrupted" in terminal.wait("ctrl+R answers again", 60)
         answer = path_of(data)[-1]

@@ -224,3 +224,30 @@ async def test_enter_before_the_start_is_over_waits_for_its_conversation(tmp_pat
         path = store.path_to(chat.leaf_id)
         assert [message.text for message in path] == [*(["old question"] if resumed else []), "drafted typed early", "answer"]
         assert len(store.list_conversations()) == 1 and chat.composer.text == ""
+
+
+async def test_an_edit_stays_an_edit_over_a_restart_and_ends_with_its_conversation(tmp_path):
+    store, key = stored("question")
+    app = make_app(tmp_path, Script(answer="one"), store=store)
+    app.begin = AppStart(view=app.controller.open(key))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        await pilot.press("tab", "g", "e", *" changed")
+        await pilot.press("ctrl+q")
+    again = make_app(tmp_path, Script(answer="one"), store=store)
+    again.begin = AppStart(view=again.controller.open(key))
+    async with again.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(again)
+        await until(lambda: "editing message 1" in screen_text(again))
+        assert chat.composer.text == "question changed"
+        await pilot.press("ctrl+n")
+        assert chat.editing is None and "editing" not in screen_text(again)
+        await say(pilot, again, "something new")
+        assert chat.conversation.id != key and len(store.tree(key)) == 1
+        await chat.open_conversation(key)
+        assert chat.composer.text == "question changed" and chat.editing is not None
+        chat._finish = None
+        await pilot.press("enter")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        assert sorted(message.text for message in store.tree(key)) == ["one", "question", "question changed"]

@@ -145,9 +145,7 @@ def test_a_kill_loses_no_shown_text_of_a_second_ago(tmp_path):
         time.sleep(1.0)
         os.kill(terminal.pid, signal.SIGKILL)
         time.sleep(0.3)
-        terminal.type("reset")
-        terminal.keys("C-j")
-        time.sleep(1.5)
+        terminal.reset()
         with Store.open(tmp_path / "data") as store:
             message = store.message(store.last_conversation().leaf_id)
             assert message.state == "interrupted" and store.recovered == (message.id,)

@@ -237,6 +237,7 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self._leave()
         self.conversation, self.leaf_id, self.readonly, self.forks = None, None, self.app.readonly, {}
         self.transcript.set_entries([])
+        self.end_edit()
         self.composer.reset()
         self.show_queue([])
         self._status_of(())
@@ -425,10 +426,18 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
 
     def restore_draft(self, draft: Any, early: str = "") -> None:
-        """The stored draft into the composer, and behind it what was typed before the program was ready."""
+        """The stored draft into the composer, and behind it what was typed before the program was ready.
+
+        A draft that was to replace a message is an edit of it again, where that message is on the screen.
+        """
+        self.end_edit()
         self.composer.reset(draft.text if draft else "")
         if draft and draft.meta:
             self.composer.chips.update(draft.meta.get("chips", {}))
+        if draft and draft.editing and not self.readonly:
+            entry = next((entry for entry in self.transcript.entries if entry.key == draft.editing), None)
+            if entry is not None:
+                self.begin_edit(entry, keep_text=True)
         if early:
             self.composer.insert(early)
 

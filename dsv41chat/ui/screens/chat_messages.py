@@ -168,19 +168,22 @@ class MessageActions:
     def cancel_edit(self) -> bool:
         if self.editing is None:
             return False
-        self.editing = None
-        self.edit_label = ""
-        self.show_label()
+        self.end_edit()
         self.composer.reset()
         return True
+
+    def end_edit(self) -> None:
+        """What is sent next is a new message again."""
+        if self.editing is not None:
+            self.editing = None
+            self.edit_label = ""
+            self.show_label()
 
     def send_edit(self, text: str) -> None:
         """The edited text as a sibling; unchanged text is one more answer."""
         entry = next((one for one in self.transcript.entries if one.key == self.editing), None)
         request = self.app.controller.edit_request(self.editing, text)
-        self.editing = None
-        self.edit_label = ""
-        self.show_label()
+        self.end_edit()
         self.composer.remember(text)
         self.composer.reset()
         unchanged = request.regenerate is not None
