@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -15,6 +16,13 @@ _FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 class _PrivateFile(RotatingFileHandler):
     def _open(self):
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=lambda path, flags: os.open(path, flags, 0o600))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A line that cannot be written (the disk is full) is lost; the base class would print a traceback over the screen."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 def start_logging(folder: Path, level: str, file: Path | None = None, *, stderr: bool = False) -> str | None:

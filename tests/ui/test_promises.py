@@ -16,9 +16,12 @@ TESTS = Path(__file__).resolve().parents[1]
 
 TABLE = """
 1.2  M  nothing typed or said is lost | chat:stop_keeps_what_was_shown_and_the_next_turn_works terminal:a_kill_loses_no_shown_text_of_a_second_ago
+    kills:killed_at_three_moments mended:enter_before_the_start_is_over_waits_for_its_conversation
 1.4  M  every wait shows progress and can be cancelled |
     chat:writing_while_a_build_loads chat:stop_in_prefill_gives_the_prompt_back_and_editing_it_makes_a_sibling
 1.5  M  everything by keyboard and in the palette | tools:every_action_of_the_table_is_bound_listed_and_exists
+1.1  M  the figures that are shown are the engine's | figures:a_resumed_turn_is_told_alike_everywhere
+1.7  M  no network | test_network:no_socket_connects_or_listens test_network:a_program_that_a_test_starts_has_none_either
 1.6  M  stdout of scripted mode is data only | headless:text_writes_the_answer_and_nothing_else
 2    M  header, message headers, receipts, status and key line | snapshots:chat status:receipts
 2    M  no box border to the right of running text, rules of code blocks | render:copy_undoes_wrapping_and_decoration snapshots:chat
@@ -84,6 +87,7 @@ TABLE = """
 4.8  M  two processes: read-only, take over | terminal:a_second_process_reads_only tools:two_processes_second_is_read_only
 4.8  M  one large build per machine | headless:only_one_process_holds_a_large_build
 4.8  M  database locked, disk full, read-only folder |
+    store_trouble:a_full_disk_on_the_screen store_trouble:a_locked_database_on_the_screen store_trouble:a_full_disk_in_scripted_mode
     tools:a_store_that_refuses_leads_to_memory_and_back test_screen_start:a_database_that_cannot_be_opened_is_said_on_the_screen
 4.9  M  pastes are whole and never send | chat:paste_is_one_message_bracketed_or_not terminal:a_chat_in_a_terminal
 4.9  M  big pastes are chips, sent whole, with a token count |

@@ -31,6 +31,13 @@ class TroubleActions:
         log.error("the store refused, going on in memory: %s", reason)
         memory = Store.memory()
         shown = [entry for entry in self.transcript.entries if entry.role != "notice"]
+        for entry in shown:
+            if entry.message is not None and entry.message.text != entry.text:
+                # The row has what could be written of it; the screen has all.
+                entry.message = replace(
+                    entry.message, text=entry.text, thinking=entry.thinking, state="error", finish="error",
+                    ids_blob=None, reasoning_blob=None, body_blob=None, ids_hash=None,
+                )  # fmt: skip
         messages = [entry.message for entry in shown if entry.message is not None]
         conversation = None
         if messages:
@@ -47,7 +54,10 @@ class TroubleActions:
         app.use_store(memory, reason)
         self.conversation = conversation
         self.leaf_id = shown[-1].message.id if shown and shown[-1].message is not None else messages[-1].id if messages else None
-        self.show_queue([])
+        if conversation is not None:
+            for item in self.queue:
+                memory.queue_push(conversation.id, item.text)
+        self.show_queue(memory.queued(conversation.id) if conversation is not None else [])
         self.add_notice(
             f"Not saved: {reason}\nThe conversation goes on in memory and ends with the program. Palette: Export keeps it, "
             '"Save again" tries the disk once more.',
@@ -81,6 +91,8 @@ class TroubleActions:
             if self.conversation is not None:
                 tree = app.store.tree(self.conversation.id)
                 made = disk.add_tree(tree, title=self.conversation.title, settings=self.conversation.settings, leaf_id=self.leaf_id)
+                for item in app.store.queued(self.conversation.id):
+                    disk.queue_push(made.id, item.text)
                 disk.lock(made.id)
         except StoreError as error:
             disk.close()

@@ -1,0 +1,155 @@
+"""The disk is full or the database is locked, for real: SQLite says so, not a stand-in (spec: app, section 4.8)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv41chat.store import Store, db
+from tests.ui.fakes import Script
+from tests.ui.program import ROOT
+from tests.ui.tui import chat_of, make_app, say, screen_text, until
+
+LONG = "".join(f"word{n} " for n in range(700))
+
+
+@pytest.fixture
+def filled(monkeypatch) -> Callable:
+    """filled(file, pages): from now on the database may grow by so many pages and no further, as on a disk that fills up."""
+
+    def fill(file, pages: int) -> None:
+        with sqlite3.connect(file) as reader:
+            now = reader.execute("PRAGMA page_count").fetchone()[0]
+        monkeypatch.setitem(db.DURABLE, "max_page_count", str(now + pages))
+
+    return fill
+
+
+def words_on(app) -> str:
+    """The screen's text without its line breaks."""
+    return " ".join(screen_text(app).split())
+
+
+def test_a_full_disk_in_scripted_mode(program, filled):
+    kept = program("--json", "--effort", "off", "first").object["conversation"]
+    filled(program.data / "chat.db", 2)
+    result = program("--stream-json", "--effort", "off", "-c", "second", script=Script(answer=LONG))
+    last = result.events[-1]
+    assert (result.code, last["type"], last["code"], last["exit_code"]) == (8, "error", "store", 8) and "disk is full" in last["message"]
+    assert last["partial"]["text"] == LONG, "nothing that was said is lost"
+    with Store.open(program.data, readonly=True) as store:
+        assert [m.text for m in store.tree(kept)][:3] == ["first", "Hello from the fake engine.", "second"]
+
+
+async def test_a_full_disk_on_the_screen(tmp_path, filled):
+    with Store.open(tmp_path / "data") as store:
+        store.new_conversation("there")
+    filled(tmp_path / "data" / "chat.db", 4)
+    store = Store.open(tmp_path / "data")
+    app = make_app(tmp_path, Script(answer="short"), store=store)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        app.host.engine.script.answer, app.host.engine.script.delay_s = LONG, 0.0002
+        chat.composer.insert("second")
+        chat.composer.submit()
+        await until(lambda: chat.pump.running and chat.status.answer)
+        chat.composer.insert("queued meanwhile")
+        chat.composer.submit()
+        await until(lambda: not chat.pump.running, 30)
+        await until(lambda: "not saved" in screen_text(app).splitlines()[0])
+        assert "disk is full" in words_on(app) and chat.transcript.entries[-2].text == LONG
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "short", "second", LONG] and app.store.path is None
+        app.host.engine.script.answer = "in memory"
+        assert [item.text for item in app.store.queued(chat.conversation.id)] == ["queued meanwhile"] and "queued meanwhile" in screen_text(app)
+        chat._finish = None
+        chat.action_send_queued()
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        assert app.store.message(chat.leaf_id).text == "in memory"
+        chat.run_command(f"/export json {tmp_path / 'kept.json'}")
+        await until(lambda: (tmp_path / "kept.json").exists())
+        assert "word699" in (tmp_path / "kept.json").read_text()
+        db.DURABLE.pop("max_page_count")
+        chat.action_save_again()
+        await until(lambda: app.store.path is not None and chat.conversation is not None)
+        assert [m.text for m in app.store.path_to(chat.leaf_id)][-3:] == [LONG, "queued meanwhile", "in memory"]
+        app.store.close()
+    store.close()
+
+
+async def test_a_locked_database_on_the_screen(tmp_path):
+    store = Store.open(tmp_path / "data", busy_s=0.2)
+    app = make_app(tmp_path, Script(answer="answer"), store=store)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        await say(pilot, app, "second")
+        await until(lambda: "not saved" in screen_text(app).splitlines()[0])
+        assert "locked by another process" in words_on(app) and chat.composer.text == "second"
+        await pilot.press("enter")
+        await until(lambda: not chat.pump.running and chat._finish is not None)
+        other.execute("ROLLBACK")
+        other.close()
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "answer", "second", "answer"]
+        chat.action_save_again()
+        await until(lambda: app.store.path is not None and chat.conversation is not None)
+        assert [m.text for m in app.store.path_to(chat.leaf_id)][-1] == "answer"
+        app.store.close()
+    store.close()
+
+
+def test_a_locked_database_in_scripted_mode(program, monkeypatch):
+    program("--json", "--effort", "off", "first")
+    monkeypatch.setitem(Store.open.__func__.__kwdefaults__, "busy_s", 0.2)
+    other = sqlite3.connect(program.data / "chat.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    result = program("--json", "-c", "second")
+    other.close()
+    assert (result.code, result.object["code"]) == (8, "store") and "locked" in result.object["message"] and result.object["hint"]
+    assert program("--json", "-c", "second").code == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_log_that_cannot_grow_is_silent(tmp_path, capfd):
+    from dsv41chat.logs import start_logging, stop_logging
+
+    (tmp_path / "full.log").symlink_to("/dev/full")
+    assert start_logging(tmp_path, "info", tmp_path / "full.log") is None
+    logging.getLogger("dsv41chat.test").error("a line")
+    stop_logging()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_disk_of_two_megabytes(tmp_path):
+    """A file system of its own, filled by one answer after another until it is full: exit 8, and what was stored before is there."""
+    data = tmp_path / "data"
+    data.mkdir()
+    probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "-o", "size=2000k", "none", str(data)]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    script = shlex.quote(json.dumps({"answer": LONG}))
+    program = f"{shlex.quote(sys.executable)} -m tests.ui.fake_headless {script} --data-dir '{data}' --effort off"
+    lines = [
+        f"mount -t tmpfs -o size=2000k none '{data}'",
+        f"for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30; do {program} --json question$n || break; done",
+        f"{program} --json one-more; echo $?",
+        f"{shlex.quote(sys.executable)} -m dsv41chat --data-dir '{data}' conversations list --limit 100 --json",
+    ]
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    *answers, more, code, listed = done.stdout.strip().splitlines()
+    assert len(answers) < 30 and json.loads(answers[-1])["code"] == "store", "it became full"
+    assert code == "8" and json.loads(more)["exit_code"] == 8 and "Traceback" not in done.stderr
+    whole = [json.loads(line)["conversation"] for line in answers[:-1]]
+    assert whole and set(whole) <= {row["id"] for row in json.loads(listed)}, done.stderr
