@@ -52,10 +52,10 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--atol", type=_positive, default=5e-4, metavar="F", help="tolerance of logits (default 5e-4)")
     p.add_argument("--chunks", type=_chunks, metavar="1,7,128", help="chunk sizes instead of the file's own")
     p.set_defaults(run=_verify)
-    from dsv41chat import cli_convert, cli_prune
+    from dsv41chat import cli_convert, cli_fits, cli_prune
 
-    cli_convert.add_command(commands)
-    cli_prune.add_command(commands)
+    for module in (cli_fits, cli_convert, cli_prune):
+        module.add_command(commands)
 
 
 def _list(context: Any) -> int:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from dsv41chat.engine.convert.calibrate import DEFAULT_TEXT, CalibrationText
     from dsv41chat.engine.convert.convert import Conversion, convert_pack, plan_conversion
     from dsv41chat.engine.convert.prune import Pruned, Pruning, plan_prune, prune_pack
+    from dsv41chat.engine.device import Machine, read_machine
     from dsv41chat.engine.engine import Engine, PackInfo, open_engine, probe_pack
     from dsv41chat.engine.goldens import Check, Report, verify_goldens
+    from dsv41chat.engine.paper import PaperBuild, paper_builds
     from dsv41chat.engine.sampling import SamplingParams
     from dsv41chat.engine.session import Session
     from dsv41chat.engine.verify import Found, verify_full, verify_plain
@@ -39,6 +41,10 @@ _HOMES = {
     "PackInfo": "engine",
     "open_engine": "engine",
     "probe_pack": "engine",
+    "Machine": "device",
+    "read_machine": "device",
+    "PaperBuild": "paper",
+    "paper_builds": "paper",
     "Check": "goldens",
     "Report": "goldens",
     "verify_goldens": "goldens",
@@ -49,9 +55,9 @@ _HOMES = {
     "verify_plain": "verify",
 }
 __all__ = [
-    "CalibrationText", "Check", "Conversion", "DEFAULT_TEXT", "Engine", "Found", "PackInfo", "Pruned", "Pruning", "Report", "SamplingParams",
-    "Session", "convert_pack", "open_engine", "plan_bank", "plan_conversion", "plan_prune", "probe_pack", "prune_pack", "verify_full",
-    "verify_goldens", "verify_plain", "write_bank",
+    "CalibrationText", "Check", "Conversion", "DEFAULT_TEXT", "Engine", "Found", "Machine", "PackInfo", "PaperBuild", "Pruned", "Pruning",
+    "Report", "SamplingParams", "Session", "convert_pack", "open_engine", "paper_builds", "plan_bank", "plan_conversion", "plan_prune",
+    "probe_pack", "prune_pack", "read_machine", "verify_full", "verify_goldens", "verify_plain", "write_bank",
 ]  # fmt: skip
 
 

@@ -76,6 +76,14 @@ def find_drafter(tensors: dict[str, TensorRef], c) -> DrafterFound:
     return DrafterFound(plan, None, notes)
 
 
+def drafter_tensors(c, stages: list[int]) -> dict[str, Expected]:
+    """The tensors of the drafter that the releases of this architecture carry: DSpark where the config has it, else the next-token block.
+
+    Raises ValueError for a config that describes none.
+    """
+    return (_dspark_plan if int(c.dspark.get("dspark_block_size") or 0) > 0 else _mtp_plan)(c, stages).expected
+
+
 def _setting(c, name: str, low: int, high: int | None = None) -> int:
     value = c.dspark.get(f"dspark_{name}")
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value >= high):

@@ -20,30 +20,15 @@ from dsv41chat.engine.pack.gate import check_names
 from dsv41chat.engine.pack.index import PackIndex, TensorRef
 from dsv41chat.engine.pack.names import expected_v41
 from dsv41chat.engine.plan import build_plan
+from dsv41chat.engine.published import V41_FLASH, stored
 from tests.engine.pack.packs import SIZES
-from tests.engine.pack.real_v41 import V41_FLASH
-
-BF16 = ("embed", "head", "norm", "compressor", "weights_proj", "indexer.wk", "q_weight", "k_weight", "gate.weight", "markov_head", "confidence_head")
-
-
-def stored(name: str, shape: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The tensors of the release for one expected tensor: name -> (tag, shape)."""
-    if name.endswith("engram.embed.weight"):
-        return {name: ("F8_E4M3", shape), name.replace(".weight", ".scale"): ("F8_E8M0", (shape[0], shape[1] // 32))}
-    if ".experts." in name:
-        return {name: ("I8", (shape[0], shape[1] // 2)), name.replace(".weight", ".scale"): ("F8_E8M0", (shape[0], shape[1] // 32))}
-    if any(part in name for part in BF16) and not name.endswith((".bias", "bias_vl")):
-        return {name: ("BF16", shape)}
-    if not name.endswith("weight"):
-        return {name: ("F32", shape)}
-    return {name: ("F8_E4M3", shape), name.replace(".weight", ".scale"): ("F8_E8M0", tuple(-(-n // 32) for n in shape))}
 
 
 def inventory(config: dict) -> dict[str, tuple[str, tuple[int, ...]]]:
     c = parse_v41(config)
     plan = build_plan(c)
     expected = dict(expected_v41(c, plan))
-    out = {k: v for name, want in expected.items() for k, v in stored(name, want.shape).items()}
+    out = {k: v for name, want in expected.items() for k, v in stored(name, want.shape, 32).items()}
     # Draft stages: a layer without compression and with its own expert count, and what the published list adds.
     block = expected_v41(c, plan)
     experts = config["text_config"]["dspark_n_routed_experts"]
@@ -51,11 +36,11 @@ def inventory(config: dict) -> dict[str, tuple[str, tuple[int, ...]]]:
         for name, want in block.items():
             if name.startswith("layers.0.") and not (".experts." in name and int(name.split(".")[4]) >= experts):
                 shape = (experts, *want.shape[1:]) if ".ffn.gate." in name else want.shape
-                out |= stored(name.replace("layers.0.", f"mtp.{stage}."), shape)
+                out |= stored(name.replace("layers.0.", f"mtp.{stage}."), shape, 32)
     d, v, rank = c.hidden_size, c.vocab_size, 256
-    out |= stored("mtp.0.main_proj.weight", (d, 3 * d)) | stored("mtp.0.main_norm.weight", (d,)) | stored("mtp.2.norm.weight", (d,))
-    out |= stored("mtp.2.markov_head.embed.weight", (v, rank)) | stored("mtp.2.markov_head.head.weight", (v, rank))
-    return out | stored("mtp.2.confidence_head.proj.weight", (1, d + rank))
+    out |= stored("mtp.0.main_proj.weight", (d, 3 * d), 32) | stored("mtp.0.main_norm.weight", (d,), 32) | stored("mtp.2.norm.weight", (d,), 32)
+    out |= stored("mtp.2.markov_head.embed.weight", (v, rank), 32) | stored("mtp.2.markov_head.head.weight", (v, rank), 32)
+    return out | stored("mtp.2.confidence_head.proj.weight", (1, d + rank), 32)
 
 
 def total(found: dict) -> Counter:

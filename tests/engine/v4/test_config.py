@@ -17,9 +17,11 @@ from dsv41chat.engine.lane import PoolSpec, RingSpec
 from dsv41chat.engine.ops import rope
 from dsv41chat.engine.pack.names_v4 import expected_block, expected_v4
 from dsv41chat.engine.plan import build_plan
+from dsv41chat.engine.published import V4_FLASH as FLASH
+from dsv41chat.engine.published import V4_FLASH_0731 as FLASH_0731
+from dsv41chat.engine.published import V4_PRO as PRO
 from dsv41chat.engine.trunk_v4 import TrunkV4
 from tests.engine.v4 import tiny
-from tests.engine.v4.real_configs import FLASH, FLASH_0731, PRO
 
 SEMANTIC = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads head_dim qk_rope_head_dim q_lora_rank o_lora_rank o_groups "

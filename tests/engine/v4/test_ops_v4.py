@@ -11,10 +11,10 @@ from dsv41chat.engine.nn.linear import Linear
 from dsv41chat.engine.ops import attend, fakequant, hyper, pool, rope, route, select
 from dsv41chat.engine.ops.hadamard import hadamard_matrix
 from dsv41chat.engine.plan import build_plan
+from dsv41chat.engine.published import V4_FLASH as FLASH
 from dsv41chat.engine.rows_v4 import RowsV4, slots_for
 from tests.engine.v4 import golden as g
 from tests.engine.v4 import tiny
-from tests.engine.v4.real_configs import FLASH
 
 RNG = np.random.default_rng(5)
 

@@ -13,9 +13,9 @@ from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.nn.linear import ExpertLinear, GroupedLinear, Linear
 from dsv41chat.engine.pack.names_v4 import expected_v4
 from dsv41chat.engine.plan import build_plan
+from dsv41chat.engine.published import V4_FLASH as FLASH
 from dsv41chat.engine.trunk_v4 import LayerV4, TrunkV4
 from tests.engine.v4 import golden as g
-from tests.engine.v4.real_configs import FLASH
 
 pytestmark = pytest.mark.slow
 ROWS = 44
