@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsv41chat.engine.errors import PackIncomplete
+from dsv41chat.engine.published import V4_FLASH
 from dsv41chat.settings import KEYS
 from dsv41chat.store import Store
 from dsv41chat.ui.host import EngineHost
@@ -450,3 +451,19 @@ def test_import_of_files_that_cannot_be_read(program, tmp_path):
     (tmp_path / "latin.json").write_bytes(b'{"title": "\xe9"}')
     assert "is not valid UTF-8 (byte 11: 0xe9)" in program("conversations", "import", str(tmp_path / "latin.json")).err
     assert "needs piped input" in program("conversations", "import", "-").err
+
+
+# fits --------------------------------------------------------------------------------------------------------------------
+
+
+def test_models_fits(program, monkeypatch):
+    monkeypatch.setattr("dsv41chat.cli_fits.RECIPES", ("native", "mixed-2.4"))
+    monkeypatch.setattr("dsv41chat.engine.paper.RELEASES", {"V4-Flash": V4_FLASH})
+    rows = {row["recipe"]: row for row in program("models", "fits", "--mac", "256", "--json").object}
+    assert rows["native"]["fits"] == "fits" and rows["native"]["context"] == 1 << 20 and not rows["native"]["wired_limit"]
+    assert "weights 156.9 GB" in rows["native"]["words"]
+    table = program("models", "fits", "--mac", "128").out.splitlines()
+    assert table[0].split() == ["release", "recipe", "disk", "memory", "fits", "context"]
+    assert table[1].split()[:2] == ["V4-Flash", "native"] and "does not fit" in table[1] and "with a raised wired limit" in table[2]
+    for words in (["--mac", "7"], ["--mac", "x"], ["--markdown", "--json"]):
+        assert program("models", "fits", *words).code == 2

@@ -104,6 +104,9 @@ conversations delete --yes    | test_commands:rename_delete_undelete
 conversations undelete        | test_commands:rename_delete_undelete
 models list                   | test_commands:models_list_info_add_remove
 models info                   | test_commands:models_list_info_add_remove
+models fits                   | test_commands:models_fits
+models fits --mac             | test_commands:models_fits
+models fits --markdown        | test_readme:the_table_of_machines_is_what_the_admission_says
 models add                    | test_commands:models_list_info_add_remove
 models add --name             | test_commands:model_names_and_folders_of_the_config
 models remove                 | test_commands:models_list_info_add_remove

@@ -51,9 +51,9 @@ class PaperBuild:
         return admit(self.plan, machine, self.maximum, context)
 
 
-def paper_builds(names: Iterable[str] = tuple(RELEASES), recipes: Iterable[str] = ("native",)) -> list[PaperBuild]:
-    """One per release and recipe, in that order. Raises KeyError for a name that is none, PackUnsupported for a recipe."""
-    return [_line(name, recipe) for name in names for recipe in recipes]
+def paper_builds(names: Iterable[str] | None = None, recipes: Iterable[str] = ("native",)) -> list[PaperBuild]:
+    """One per release (all of them by default) and recipe, in that order. Raises KeyError for a name that is none, PackUnsupported for a recipe."""
+    return [_line(name, recipe) for name in (RELEASES if names is None else names) for recipe in recipes]
 
 
 def laid_out(outer: dict[str, Any], recipe: str) -> tuple[int, MemoryPlan]:
