@@ -1,0 +1,90 @@
+"""Choices on a device: index scores, the k best of a row, and the router."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from dsv41chat.engine.kernels.declined import Declined
+from dsv41chat.engine.kernels.dialect import float_bits
+from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.matrix import MOST_ROWS, Matvec
+from dsv41chat.engine.kernels.text_select import INDEX_SCORES, ROUTE, TOP_K
+
+_KEYS, _SIMDS = 4, 4
+_SCORINGS = {"sqrtsoftplus": 0, "sigmoid": 1}
+
+
+class Scores:
+    """(q [n, H, C], weight float32 [n, H], keys [T, C], length int32 [n, 1]) -> float32 [n, T], -inf from length on; q, keys bfloat16."""
+
+    def __init__(self, backend: Backend, heads: int, channels: int):
+        """Raises Declined for channels that the kernel cannot load in runs."""
+        if channels % 8 or channels > 128:
+            raise Declined(f"{channels} index channels are not a multiple of 8 up to 128")
+        self.backend, self.constants = backend, {"IH": heads, "IC": channels, "KPS": _KEYS, "NSG": _SIMDS}
+
+    def __call__(self, q: mx.array, weight: mx.array, keys: mx.array, length: mx.array) -> mx.array:
+        n, total = q.shape[0], keys.shape[0]
+        inputs = [q, weight, keys, length, mx.array([total], dtype=mx.int32)]
+        grid = -(-total // (_KEYS * _SIMDS)), n, 1
+        return self.backend.run(INDEX_SCORES, inputs, self.constants, grid, 32 * _SIMDS, [((n, total), mx.float32)])[0]
+
+
+class TopK:
+    """score float32 [n, T] -> (index int32 [n, slots] ascending, present [n, slots]) of the k best; absent slots last, index 0."""
+
+    def __init__(self, backend: Backend, k: int, slots: int):
+        # The set is exact whatever the number of threads; Metal may grant a large kernel fewer than CUDA.
+        self.backend, self.k, self.slots, self.threads = backend, k, slots, 1024 if backend.dialect == "cuda" else 512
+
+    def __call__(self, score: mx.array) -> tuple[mx.array, mx.array]:
+        n, total = score.shape
+        constants = {"K": self.k, "SLOTS": self.slots, "NTH": self.threads}
+        outputs = [((n, self.slots), mx.int32), ((n, self.slots), mx.bool_)]
+        index, present = self.backend.run(TOP_K, [score, mx.array([total], dtype=mx.int32)], constants, (n, 1, 1), self.threads, outputs)
+        return index, present
+
+
+class Router:
+    """x [n, D] bfloat16 -> (expert ids int32 [n, picks] ascending, weight float32 [n, picks]), for at most MOST_ROWS rows.
+
+    Logits in float32. image [n]: rows that use `bias_image`; chosen int32 [n, picks] ascending: the ids, where a table gives them.
+    """
+
+    def __init__(
+        self, backend: Backend, gate: Any, picks: int, scoring: str, factor: float, temperature: float, bias: mx.array | None,
+        bias_image: mx.array | None = None,
+    ):  # fmt: skip
+        """bias float32 [E]; None: the ids come from a table. Raises Declined."""
+        if scoring not in _SCORINGS:
+            raise Declined(f"the kernels do not have the scores {scoring}")
+        self.backend, self.picks = backend, picks
+        self.logits = Matvec(backend, _narrowed(gate), mx.float32)
+        self.experts = self.logits.outputs
+        self.bias = self.logits.matrix.arrays[0] if bias is None else bias
+        self.bias_image = bias_image
+        self.constants = {"E": self.experts, "PK": picks, "SCORING": _SCORINGS[scoring], "HASHED": int(bias is None)}
+        self.constants |= {"FACTOR": float_bits(factor), "TEMP": float_bits(temperature)}
+
+    def __call__(self, x: mx.array, image: mx.array | None = None, chosen: mx.array | None = None) -> tuple[mx.array, mx.array]:
+        n, images = x.shape[0], image is not None and self.bias_image is not None
+        logits = self.logits(x)
+        bias = logits if self.constants["HASHED"] else self.bias
+        inputs = [logits, bias, self.bias_image if images else bias, image if images else logits, logits if chosen is None else chosen]
+        outputs = [((n, self.picks), mx.int32), ((n, self.picks), mx.float32)]
+        ids, weight = self.backend.run(ROUTE, inputs, {**self.constants, "IMAGES": int(images)}, (n, 1, 1), 32, outputs)
+        return ids, weight
+
+
+def _narrowed(gate: Any) -> Any:
+    """The gate with bfloat16 values if that is what its float32 values are: half the bytes to read."""
+    weight = getattr(gate, "weight", None)
+    if not isinstance(weight, mx.array) or weight.dtype != mx.float32:
+        return gate
+    narrow = weight.astype(mx.bfloat16)
+    return type(gate)(narrow) if bool(mx.all(narrow.astype(mx.float32) == weight)) else gate
+
+
+__all__ = ["MOST_ROWS", "Router", "Scores", "TopK"]

@@ -1,0 +1,150 @@
+"""Texts of the hyper-connection between two sublayers: two dispatches. Source: spec: kernels, 4 (c).
+
+Four streams. Coefficients of a sublayer, all fp32: pre [M, 4], post [M, 4], comb [M, 4 (summed), 4]. post and comb of the sublayer that
+produced `y` spread it over the streams; in V4.1 its pre also collapses them for the next sublayer (STAGGER), in V4 the new pre does.
+"""
+
+from __future__ import annotations
+
+from dsv41chat.engine.kernels.dialect import Kernel
+
+# h [M, 4, D], y [M, D], pre, post, comb, fn fp32 [24, 4 * D] -> hn [M, 4, D], xc [M, D] collapsed (STAGGER), part fp32 [M, G, 32]: over a
+# slice of DS channels, 24 products with fn, 24: the streams' sum of squares, 25: that of the collapsed row. EXPAND 0: hn is not written
+# (the streams are h). Groups (G = D / DS, M) of 256 threads.
+HYPER_SPREAD = Kernel(
+    "hyper_spread",
+    ("h", "y", "pre", "post", "comb", "fn"),
+    ("hn", "xc", "part"),
+    r"""
+  constexpr int G = D / DS;
+  SHM float v[4][DS]; SHM float col[DS]; SHM float sums[32];
+  DEV const u16* H = (DEV const u16*)h + (u64)gy * 4 * D;
+  DEV const u16* Y = (DEV const u16*)y + (u64)gy * D;
+  DEV u16* HN = (DEV u16*)hn + (u64)gy * 4 * D;
+  const u32 d0 = gx * DS;
+  for (u32 d = tid; d < DS; d += 256) {
+    float old[4], c = 0.0f;
+    const float yv = EXPAND ? bf2f(Y[d0 + d]) : 0.0f;
+    UNROLL for (int j = 0; j < 4; j++) old[j] = bf2f(H[j * D + d0 + d]);
+    UNROLL for (int k = 0; k < 4; k++) {
+      float o = old[k];
+      if (EXPAND) {
+        o = MUL(post[gy * 4 + k], yv);
+        UNROLL for (int j = 0; j < 4; j++) o = FMA(comb[gy * 16 + 4 * j + k], old[j], o);
+        const u32 q = f2bf(o);
+        HN[k * D + d0 + d] = (u16)q;
+        o = bf2f(q);
+      }
+      v[k][d] = o;
+      if (STAGGER) c = FMA(pre[gy * 4 + k], o, c);
+    }
+    if (STAGGER) { const u32 q = f2bf(c); ((DEV u16*)xc)[(u64)gy * D + d0 + d] = (u16)q; col[d] = bf2f(q); }
+  }
+  BARRIER();
+  float s[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  UNROLL for (int q = 0; q < 4; q++) {
+    const u32 r = sg + 8 * q;
+    if (r < 24) {
+      UNROLL for (int k = 0; k < 4; k++) for (u32 d = lane * 2; d < DS; d += 64) {
+        const float2 f = *(DEV const float2*)(fn + ((u64)r * 4 + k) * D + d0 + d);
+        s[q] = FMA(f.x, v[k][d], s[q]); s[q] = FMA(f.y, v[k][d + 1], s[q]);
+      }
+    } else if (r == 24) {
+      UNROLL for (int k = 0; k < 4; k++) for (u32 d = lane; d < DS; d += 32) s[q] = FMA(v[k][d], v[k][d], s[q]);
+    } else if (STAGGER && r == 25) {
+      for (u32 d = lane; d < DS; d += 32) s[q] = FMA(col[d], col[d], s[q]);
+    }
+  }
+  UNROLL for (int q = 0; q < 4; q++) { s[q] = wsum(s[q]); if (lane == 0) sums[sg + 8 * q] = s[q]; }
+  BARRIER();
+  if (tid < 32) part[((u64)gy * G + gx) * 32 + tid] = sums[tid];
+""",
+)
+
+# part -> pre, post, comb after Sinkhorn (ITERS column passes); x [M, D] = rms(collapsed row) * nw, from xc (STAGGER) or from
+# the streams hn and the new pre. scale fp32 [3 or more], base fp32 [24], nw fp32 [D]. One group of NTH (a multiple of 32, at least 256)
+# threads per row.
+HYPER_FINISH = Kernel(
+    "hyper_finish",
+    ("part", "scale", "base", "xc", "hn", "nw"),
+    ("pre", "post", "comb", "x"),
+    r"""
+  constexpr int G = D / DS, L = (G + 7) / 8;
+  SHM float seg[8][32]; SHM float tot[32]; SHM float mine[4]; SHM float squares[32];
+  if (sg < 8) {
+    float s = 0.0f;
+    for (int i = 0; i < L; i++) { const int g = (int)sg * L + i; if (g < G) s += part[((u64)gx * G + g) * 32 + lane]; }
+    seg[sg][lane] = s;
+  }
+  BARRIER();
+  if (tid < 32) {
+    float s = 0.0f;
+    UNROLL for (int i = 0; i < 8; i++) s += seg[i][tid];
+    tot[tid] = s;
+  }
+  BARRIER();
+  const float hce = asf((u32)HCEPS), eps = asf((u32)EPS);
+  if (sg == 0) {
+    const float rs = 1.0f / SQRTF(tot[24] / (float)(4 * D) + eps);
+    const u32 i = lane < 24 ? lane : 0;
+    const float mix = FMA(tot[i] * rs, scale[i < 4 ? 0 : i < 8 ? 1 : 2], base[i]);
+    if (lane < 4) { const float p = sigm(mix) + hce; mine[lane] = p; pre[gx * 4 + lane] = p; }
+    else if (lane < 8) post[gx * 4 + lane - 4] = 2.0f * sigm(mix);
+    float c = SHIDX(mix, 8 + (lane & 15u));
+    float top = MX(c, SHXOR(c, 1));
+    top = MX(top, SHXOR(top, 2));
+    c = EXPF(c - top);
+    float s = c + SHXOR(c, 1);
+    s += SHXOR(s, 2);
+    c = c / s + hce;
+    s = c + SHXOR(c, 4);
+    s += SHXOR(s, 8);
+    c = c / (s + hce);
+    for (int it = 1; it < ITERS; it++) {
+      s = c + SHXOR(c, 1); s += SHXOR(s, 2); c = c / (s + hce);
+      s = c + SHXOR(c, 4); s += SHXOR(s, 8); c = c / (s + hce);
+    }
+    if (lane < 16) comb[gx * 16 + lane] = c;
+  }
+  DEV const u32* XC = (DEV const u32*)xc; DEV const u32* HN = (DEV const u32*)hn;
+  float sq = 0.0f;
+  if (!STAGGER) {
+    BARRIER();
+    for (u32 d = tid * 8; d < D; d += NTH * 8) {
+      float c[8], o[8];
+      UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
+      UNROLL for (int k = 0; k < 4; k++) {
+        loadn<8, 0>(HN, ((u64)gx * 4 + k) * D + d, o);
+        UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
+      }
+      UNROLL for (int i = 0; i < 8; i++) { const float z = rbf(c[i]); sq = FMA(z, z, sq); }
+    }
+    sq = wsum(sq);
+    if (lane == 0) squares[sg] = sq;
+    BARRIER();
+    sq = 0.0f;
+    for (int i = 0; i < NTH / 32; i++) sq += squares[i];
+  } else {
+    sq = tot[25];
+  }
+  const float r = 1.0f / SQRTF(sq / (float)D + eps);
+  for (u32 d = tid * 8; d < D; d += NTH * 8) {
+    float c[8], n[8], o[8];
+    if (STAGGER) {
+      loadn<8, 0>(XC, (u64)gx * D + d, c);
+    } else {
+      UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
+      UNROLL for (int k = 0; k < 4; k++) {
+        loadn<8, 0>(HN, ((u64)gx * 4 + k) * D + d, o);
+        UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
+      }
+      UNROLL for (int i = 0; i < 8; i++) c[i] = rbf(c[i]);
+    }
+    loadn<8, 1>((DEV const u32*)nw, d, n);
+    uint4 w;
+    w.x = pack2(c[0] * r * n[0], c[1] * r * n[1]); w.y = pack2(c[2] * r * n[2], c[3] * r * n[3]);
+    w.z = pack2(c[4] * r * n[4], c[5] * r * n[5]); w.w = pack2(c[6] * r * n[6], c[7] * r * n[7]);
+    *(DEV uint4*)((DEV u16*)x + (u64)gx * D + d) = w;
+  }
+""",
+)

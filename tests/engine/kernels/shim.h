@@ -1,0 +1,192 @@
+// Runs a Metal or CUDA kernel on a CPU: each thread of a group is a fibre, fibres run in turn, groups one after the other.
+// A barrier or a SIMD operation is a rendezvous. Just enough of both languages for this repository's kernels.
+#pragma once
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#include <ucontext.h>
+#endif
+// Declared here: the C++ header brings overloads that the kernel languages do not have.
+extern "C" { float expf(float); float logf(float); float sqrtf(float); float fmaf(float, float, float); }
+
+typedef unsigned int uint; typedef unsigned short ushort; typedef unsigned long ulong; typedef unsigned char uchar;
+struct alignas(8) uint2 { uint x, y; };
+struct alignas(16) uint4 { uint x, y, z, w; };
+struct uint3 { uint x, y, z; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+// Elements the bodies only cast pointers to.
+struct bfloat16_t { uint16_t bits; };
+struct float16_t { uint16_t bits; };
+
+namespace shim {
+// A pointer into Metal's other address space: it can be indexed, and cast to nothing.
+template <class T> struct constant {
+  explicit constant(void* p) : first((const T*)p) {}
+  const T& operator[](ulong i) const { return first[i]; }
+ private:
+  const T* first;
+};
+const int MOST = 1024;
+const size_t STACK = 128 << 10;
+struct Fibre { void* stack; bool done, waits; };
+static Fibre fibre[MOST];
+static int now, count;
+static uint3 group;
+static void (*body)();
+static uint32_t slot[MOST][2], words[MOST][6];
+static int parity[MOST];
+
+#if defined(__x86_64__) || defined(__aarch64__)
+static void* fibre_sp[MOST];
+static void* scheduler_sp;
+extern "C" void shim_switch(void** save, void* load);
+#if defined(__x86_64__)
+asm(R"(
+.text
+.globl shim_switch
+shim_switch:
+  pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+  movq %rsp, (%rdi); movq %rsi, %rsp
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+  ret
+)");
+const int SAVED = 6;
+#else
+#if defined(__APPLE__)
+asm(".text\n.globl _shim_switch\n_shim_switch:\n"
+#else
+asm(".text\n.globl shim_switch\nshim_switch:\n"
+#endif
+    "sub sp, sp, #160\n stp x19, x20, [sp]\n stp x21, x22, [sp, #16]\n stp x23, x24, [sp, #32]\n stp x25, x26, [sp, #48]\n"
+    "stp x27, x28, [sp, #64]\n stp x29, x30, [sp, #80]\n stp d8, d9, [sp, #96]\n stp d10, d11, [sp, #112]\n stp d12, d13, [sp, #128]\n"
+    "stp d14, d15, [sp, #144]\n mov x9, sp\n str x9, [x0]\n mov sp, x1\n ldp x19, x20, [sp]\n ldp x21, x22, [sp, #16]\n"
+    "ldp x23, x24, [sp, #32]\n ldp x25, x26, [sp, #48]\n ldp x27, x28, [sp, #64]\n ldp x29, x30, [sp, #80]\n ldp d8, d9, [sp, #96]\n"
+    "ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n ldp d14, d15, [sp, #144]\n add sp, sp, #160\n ret\n");
+#endif
+inline void yield() { shim_switch(&fibre_sp[now], scheduler_sp); }
+inline void resume() { shim_switch(&scheduler_sp, fibre_sp[now]); }
+static void enter() { body(); fibre[now].done = true; for (;;) yield(); }
+inline void prepare(int i) {
+  char* top = (char*)fibre[i].stack + STACK;
+#if defined(__x86_64__)
+  void** sp = (void**)top - 2 - SAVED;
+  memset(sp, 0, (SAVED + 2) * sizeof(void*));
+  sp[SAVED] = (void*)enter;
+  fibre_sp[i] = sp;
+#else
+  char* sp = top - 160;
+  memset(sp, 0, 160);
+  *(void**)(sp + 88) = (void*)enter;
+  fibre_sp[i] = sp;
+#endif
+}
+#else
+static ucontext_t fibre_context[MOST], scheduler_context;
+inline void yield() { swapcontext(&fibre_context[now], &scheduler_context); }
+inline void resume() { swapcontext(&scheduler_context, &fibre_context[now]); }
+static void enter() { body(); fibre[now].done = true; for (;;) yield(); }
+inline void prepare(int i) {
+  getcontext(&fibre_context[i]);
+  fibre_context[i].uc_stack.ss_sp = fibre[i].stack;
+  fibre_context[i].uc_stack.ss_size = STACK;
+  makecontext(&fibre_context[i], enter, 0);
+}
+#endif
+
+// The scheduler releases barriers at the end of a round, so that the lanes of a SIMD group stay in step.
+inline void barrier() { fibre[now].waits = true; while (fibre[now].waits) yield(); }
+
+template <class T> inline T shuffle(T value, int from) {
+  static_assert(sizeof(T) == 4, "shuffles take 32-bit values");
+  const int me = now, p = parity[me] ^= 1;
+  memcpy(&slot[me][p], &value, 4);
+  yield();
+  T out;
+  memcpy(&out, &slot[(me & ~31) | (from & 31)][p], 4);
+  return out;
+}
+
+inline void launch(void (*kernel)(), int x, int y, int z, int threads) {
+  body = kernel;
+  count = threads;
+  for (int i = 0; i < threads; i++) if (!fibre[i].stack) fibre[i].stack = aligned_alloc(64, STACK);
+  for (group.z = 0; group.z < (uint)z; group.z++)
+    for (group.y = 0; group.y < (uint)y; group.y++)
+      for (group.x = 0; group.x < (uint)x; group.x++) {
+        for (int i = 0; i < threads; i++) { prepare(i); fibre[i].done = fibre[i].waits = false; parity[i] = 0; }
+        for (int left = threads; left;) {
+          left = 0;
+          for (now = 0; now < threads; now++) if (!fibre[now].done) { resume(); left += !fibre[now].done; }
+          bool all = left > 0;
+          for (int i = 0; i < threads; i++) all = all && (fibre[i].done || fibre[i].waits);
+          if (all) for (int i = 0; i < threads; i++) fibre[i].waits = false;
+        }
+      }
+}
+}  // namespace shim
+
+#ifdef SHIM_METAL
+#define thread
+#define device
+#define threadgroup
+#define SHM static
+typedef uint atomic_uint;
+enum { memory_order_relaxed };
+inline uint atomic_fetch_add_explicit(uint* p, uint v, int) { const uint old = *p; *p += v; return old; }
+inline uint atomic_load_explicit(uint* p, int) { return *p; }
+enum class mem_flags { mem_threadgroup, mem_device };
+inline void threadgroup_barrier(mem_flags) { shim::barrier(); }
+template <class T> inline T simd_shuffle_xor(T v, uint m) { return shim::shuffle(v, (shim::now & 31) ^ m); }
+template <class T> inline T simd_shuffle(T v, uint i) { return shim::shuffle(v, i); }
+template <class A, class B> inline A as_type(B b) { static_assert(sizeof(A) == sizeof(B)); A a; memcpy(&a, &b, sizeof a); return a; }
+namespace precise {
+inline float exp(float x) { return ::expf(x); }
+inline float log(float x) { return ::logf(x); }
+inline float sqrt(float x) { return ::sqrtf(x); }
+}  // namespace precise
+inline float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+#endif
+
+#ifdef SHIM_CUDA
+#define __device__
+#define __forceinline__ inline
+#define __shared__ static
+#define threadIdx (uint3{(uint)shim::now, 0, 0})
+#define blockIdx (shim::group)
+inline uint atomicAdd(uint* p, uint v) { const uint old = *p; *p += v; return old; }
+inline void __syncthreads() { shim::barrier(); }
+template <class T> inline T __shfl_xor_sync(uint, T v, uint m) { return shim::shuffle(v, (shim::now & 31) ^ m); }
+template <class T> inline T __shfl_sync(uint, T v, uint i) { return shim::shuffle(v, i); }
+inline float __fmaf_rn(float a, float b, float c) { return ::fmaf(a, b, c); }
+inline float __uint_as_float(uint v) { float f; memcpy(&f, &v, 4); return f; }
+inline uint __float_as_uint(float f) { uint v; memcpy(&v, &f, 4); return v; }
+inline uint __byte_perm(uint a, uint b, uint s) {
+  const uint64_t v = (uint64_t)b << 32 | a;
+  uint out = 0;
+  for (int i = 0; i < 4; i++) out |= (uint)((v >> (8 * ((s >> 4 * i) & 7))) & 255) << 8 * i;
+  return out;
+}
+namespace shim {
+inline float half_up(uint h) { return __uint_as_float(h << 16); }
+// D = A x B + D for one SIMD group: A 16 x 16 and B 16 x 8 in bf16, sums in fp32 by ascending k.
+inline void matrix(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+  const int me = now, base = me & ~31, lane = me & 31, g = lane >> 2, t = lane & 3;
+  const uint mine[6] = {a0, a1, a2, a3, b0, b1};
+  yield();
+  memcpy(words[me], mine, sizeof mine);
+  yield();
+  for (int i = 0; i < 4; i++) {
+    const int row = i >> 1, column = 2 * t + (i & 1);
+    float sum = c[i];
+    for (int k = 0; k < 16; k++) {
+      const int pair = (k & 7) >> 1, high = k >> 3, odd = k & 1;
+      const uint a = words[base + g * 4 + pair][row + 2 * high], b = words[base + column * 4 + pair][4 + high];
+      sum += half_up(odd ? a >> 16 : a & 0xffff) * half_up(odd ? b >> 16 : b & 0xffff);
+    }
+    c[i] = sum;
+  }
+}
+}  // namespace shim
+#endif
