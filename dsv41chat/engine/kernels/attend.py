@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from dsv41chat.engine.kernels.declined import Declined
 from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_attend import ATTEND_MERGE, ATTEND_SPLIT
 
 # Bounds the float32 partial results of one launch; rows are independent, so the cut changes no bit.

@@ -6,10 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from dsv41chat.engine.kernels.declined import Declined
 from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import MOST_ROWS, Matvec
+from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_select import INDEX_SCORES, ROUTE, TOP_K
 
 _KEYS, _SIMDS = 4, 4

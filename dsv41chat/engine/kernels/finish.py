@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from dsv41chat.engine.kernels.declined import Declined
 from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_finish import FINISH_ROWS, FP4, FP4_E4M3, FP8, NONE
 
 
@@ -50,7 +50,9 @@ class Finish:
             raise Declined(f"rows of {channels} channels, {rope} of them rotated")
         if rounding.kind and (lanes & (lanes - 1) or not 1 <= lanes <= 32 or (channels - rounding.spares) % rounding.block):
             raise Declined(f"rounding in blocks of {rounding.block} does not fit rows of {channels} channels")
-        self.backend, self.weight, self.rope = backend, weight, rope
+        self.backend, self.rope = backend, rope
+        self.unused = mx.zeros((8,), mx.float32)
+        self.weight = self.unused if weight is None else weight
         self.constants = {"C": channels, "NORM": 0 if eps is None else 2 if weight is None else 1, "EPS": float_bits(eps or 0.0), "RD": rope}
         self.constants |= {"QK": rounding.kind, "QB": rounding.block, "QN": channels - rounding.spares, "DIVIDE": int(rounding.divides)}
         self.constants["FLOOR"] = float_bits(rounding.floor)
@@ -58,7 +60,7 @@ class Finish:
     def __call__(self, x: mx.array, table: tuple[mx.array, mx.array] | None = None) -> mx.array:
         """table: (cos, sin) float32 [n, rope / 2], for a finish that rotates."""
         rows = x.size // x.shape[-1]
-        cos, sin = (x, x) if table is None else table
-        inputs = [x, x if self.weight is None else self.weight, cos, sin]
+        cos, sin = (self.unused, self.unused) if table is None else table
+        inputs = [x, self.weight, cos, sin]
         constants = {**self.constants, "HEADS": rows // x.shape[0]}
         return self.backend.run(FINISH_ROWS, inputs, constants, (rows, 1, 1), 32, [(x.shape, mx.bfloat16)])[0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from dsv41chat.engine.kernels.declined import Declined
 from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_hyper import HYPER_FINISH, HYPER_SPREAD
 from dsv41chat.engine.nn.hyper_connection import HyperConnection
 

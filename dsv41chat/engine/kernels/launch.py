@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Protocol
 
 import mlx.core as mx
@@ -23,8 +23,9 @@ class Backend(Protocol):
     ) -> list[mx.array]:
         """One dispatch of `groups` groups of `threads` threads.
 
-        inputs: contiguous arrays in the kernel's order, of at least one dimension, never slices: a slice is copied whole. constants: compile-time values, of
-        which few sets should exist, because each is compiled. outputs: (shape, dtype) in the kernel's order.
+        inputs: contiguous arrays in the kernel's order, of at least one dimension, never slices: a slice is copied whole.
+        constants: compile-time values, of which few sets should exist, because each is compiled. outputs: (shape, dtype) in the
+        kernel's order.
         """
         ...
 
@@ -50,7 +51,7 @@ class MlxBackend:
         )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _built(kernel: Kernel, dialect: str, kinds: tuple[str, ...]):
     make = mx.fast.metal_kernel if dialect == "metal" else mx.fast.cuda_kernel
     return make(

@@ -7,9 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from dsv41chat.engine.kernels.declined import Declined
-from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.dialect import float_bits
+from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_matrix import EXPERTS_DOWN, EXPERTS_UP, MATVEC
 from dsv41chat.engine.nn.linear import Packed
 

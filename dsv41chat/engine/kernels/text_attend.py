@@ -48,7 +48,8 @@ ATTEND_SPLIT = Kernel(
       if (slot < W) { if (present[gz * W + slot]) r[c] = slots[gz * W + slot]; }
       else if (slot < W + P) { const u64 i = (u64)gz * P + slot - W; if (picked[i]) r[c] = index[i]; }
       DEV const u32* rows = slot < W ? (DEV const u32*)ring : (DEV const u32*)pool;
-      UNROLL for (int d = 0; d < NC; d++) words<VEC / 2>(rows + ((u64)(r[c] < 0 ? 0 : r[c]) * C + d * 32 * VEC + lane * VEC) / 2, kv[c] + d * VEC / 2);
+      rows += ((u64)(r[c] < 0 ? 0 : r[c]) * C + lane * VEC) / 2;
+      UNROLL for (int d = 0; d < NC; d++) words<VEC / 2>(rows + d * 16 * VEC, kv[c] + d * VEC / 2);
     }
     UNROLL for (int c = 0; c < 4; c++) {
       float t = 0.0f;

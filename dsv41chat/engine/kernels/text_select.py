@@ -59,9 +59,9 @@ TOP_K = Kernel(
     if (tid == 0) { st[0] = 0; st[1] = 0; }
     BARRIER();
     for (u32 i = tid; i < T; i += NTH) {
-      const u32 u = asu(S[i]), key = u ^ ((u >> 31) ? 0xffffffffu : 0x80000000u);
+      const u32 key = sortable(S[i]);
       const bool same = pass == 3 || (key >> (8 * pass + 8)) == (prefix >> (8 * pass + 8));
-      if (same && u != 0xff800000u) ATOMIC_INC(&hist[(key >> (8 * pass)) & 255u]);
+      if (same && key != NOTHING) ATOMIC_INC(&hist[(key >> (8 * pass)) & 255u]);
     }
     BARRIER();
     if (tid < 32) {
@@ -83,8 +83,8 @@ TOP_K = Kernel(
   const u32 a = UMN(tid * per, T), z = UMN(a + per, T);
   u32 gt = 0, eq = 0;
   for (u32 i = a; i < z; i++) {
-    const u32 u = asu(S[i]), key = u ^ ((u >> 31) ? 0xffffffffu : 0x80000000u);
-    const bool seen = u != 0xff800000u;
+    const u32 key = sortable(S[i]);
+    const bool seen = key != NOTHING;
     gt += seen && key > prefix; eq += seen && key == prefix;
   }
   u32 gi = gt, ei = eq;
@@ -103,12 +103,20 @@ TOP_K = Kernel(
   all += UMN(equal, need);
   u32 pos = before + UMN(e, need);
   for (u32 i = a; i < z; i++) {
-    const u32 u = asu(S[i]), key = u ^ ((u >> 31) ? 0xffffffffu : 0x80000000u);
-    const bool seen = u != 0xff800000u, tie = seen && key == prefix;
+    const u32 key = sortable(S[i]);
+    const bool seen = key != NOTHING, tie = seen && key == prefix;
     if ((seen && key > prefix) || (tie && e < need)) { index[gx * SLOTS + pos] = (int)i; present[gx * SLOTS + pos++] = true; }
     e += tie;
   }
   for (u32 i = all + tid; i < SLOTS; i += NTH) { index[gx * SLOTS + i] = 0; present[gx * SLOTS + i] = false; }
+""",
+    """
+// Unsigned keys in the order of the floats; the two zeros are equal, as they are to a comparison.
+#define NOTHING 0x007fffffu
+FN u32 sortable(float f) {
+  const u32 u = f == 0.0f ? 0u : asu(f);
+  return u ^ ((u >> 31) ? 0xffffffffu : 0x80000000u);
+}
 """,
 )
 

@@ -160,6 +160,7 @@ inline void __syncthreads() { shim::barrier(); }
 template <class T> inline T __shfl_xor_sync(uint, T v, uint m) { return shim::shuffle(v, (shim::now & 31) ^ m); }
 template <class T> inline T __shfl_sync(uint, T v, uint i) { return shim::shuffle(v, i); }
 inline float __fmaf_rn(float a, float b, float c) { return ::fmaf(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __uint_as_float(uint v) { float f; memcpy(&f, &v, 4); return f; }
 inline uint __float_as_uint(float f) { uint v; memcpy(&v, &f, 4); return v; }
 inline uint __byte_perm(uint a, uint b, uint s) {

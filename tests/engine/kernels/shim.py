@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -32,7 +32,7 @@ _ATTRIBUTES = {
 }
 
 
-@lru_cache
+@cache
 def compiler() -> str | None:
     """A C++20 compiler, None without one."""
     for name in ("g++", "clang++", "c++"):
@@ -99,7 +99,7 @@ def _program(kernel: Kernel, dialect: str, inputs: list[tuple[mx.Dtype, bool]], 
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _library(program: str) -> ctypes.CDLL:
     """Compiled libraries stay in the temporary folder by the hash of all that goes into them."""
     command = [compiler(), "-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-I", str(HERE)]

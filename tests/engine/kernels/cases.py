@@ -1,0 +1,320 @@
+"""One case per kernel form: the callable, its stock operation in float32, and inputs of eight rows. The CPU shim and a device run the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.kernels import finish
+from dsv41chat.engine.kernels.attend import Attend
+from dsv41chat.engine.kernels.choose import Router, Scores, TopK
+from dsv41chat.engine.kernels.hyper import Enter
+from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.matrix import Experts, Matvec
+from dsv41chat.engine.nn import linear as nn
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, enter
+from dsv41chat.engine.nn.moe_v4 import MoEV4
+from dsv41chat.engine.ops import attend, fakequant, norm, rope, route, select
+
+ROWS = 8
+BF16, F32 = mx.bfloat16, mx.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """inputs: for ROWS rows, arrays or tuples of them; shared: those that all rows use. limits: relative L2 distance to stock, one per
+    result; 0: the same bits. close: results whose bits may differ between devices (exp, log)."""
+
+    name: str
+    build: Callable[[Backend], Callable]
+    stock: Callable
+    inputs: tuple
+    limits: tuple[float, ...]
+    shared: frozenset[int] = frozenset()
+    close: frozenset[int] = frozenset()
+
+    def arguments(self, rows: int) -> tuple:
+        return tuple(a if i in self.shared else _cut(a, rows) for i, a in enumerate(self.inputs))
+
+    def run(self, backend: Backend, rows: int = ROWS) -> tuple[mx.array, ...]:
+        return _tuple(self.build(backend)(*self.arguments(rows)))
+
+    def want(self, rows: int = ROWS) -> tuple[mx.array, ...]:
+        return _tuple(self.stock(*self.arguments(rows)))
+
+    def distances(self, got: tuple[mx.array, ...], rows: int = ROWS) -> list[float]:
+        return [distance(a, b) for a, b in zip(got, self.want(rows), strict=True)]
+
+
+def distance(a: mx.array, b: mx.array) -> float:
+    """Relative L2; inf for another shape, a value that is not finite where the other is, or another whole number."""
+    if a.shape != b.shape:
+        return float("inf")
+    x, y = (np.array(v.astype(F32), np.float64) for v in (a, b))
+    if not mx.issubdtype(b.dtype, mx.floating):
+        return 0.0 if np.array_equal(x, y) else float("inf")
+    live = np.isfinite(y)
+    if not np.array_equal(x[~live], y[~live]) or not np.isfinite(x[live]).all():
+        return float("inf")
+    return float(np.linalg.norm(x[live] - y[live]) / max(np.linalg.norm(y[live]), 1e-30))
+
+
+def _cut(value: Any, rows: int) -> Any:
+    return tuple(_cut(v, rows) for v in value) if isinstance(value, tuple) else None if value is None else value[:rows]
+
+
+def _tuple(value: Any) -> tuple[mx.array, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _short(dtype: mx.Dtype) -> str:
+    return str(dtype).rsplit(".", 1)[-1]
+
+
+class Draw:
+    """Seeded arrays."""
+
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng(seed)
+
+    def normal(self, *shape: int, size: float = 1.0) -> mx.array:
+        return mx.array((self.rng.standard_normal(shape) * size).astype(np.float32))
+
+    def rows(self, *shape: int) -> mx.array:
+        """bfloat16, with a row of zeros and a row of size 1e-8."""
+        x = self.rng.standard_normal(shape)
+        x[1] = 0
+        x[2] *= 1e-8
+        return mx.array(x.astype(np.float32)).astype(BF16)
+
+    def positive(self, *shape: int) -> mx.array:
+        return mx.array(self.rng.random(shape).astype(np.float32) + 0.05)
+
+    def table(self, rows: int, dims: int) -> tuple[mx.array, mx.array]:
+        phase = self.rng.random((rows, dims // 2)) * 6
+        return mx.array(np.cos(phase).astype(np.float32)), mx.array(np.sin(phase).astype(np.float32))
+
+    def whole(self, low: int, high: int, *shape: int) -> mx.array:
+        return mx.array(self.rng.integers(low, high, shape).astype(np.int32))
+
+    def chosen(self, picks: int, total: int) -> mx.array:
+        return mx.array(np.sort(np.stack([self.rng.permutation(total)[:picks] for _ in range(ROWS)]), axis=1).astype(np.int32))
+
+    def packed(self, shape: tuple[int, ...], mode: str, bits: int, group: int, dtype: mx.Dtype = BF16) -> nn.Packed:
+        parts = mx.quantize(self.normal(*shape, size=shape[-1] ** -0.5).astype(dtype), group_size=group, bits=bits, mode=mode)
+        return nn.Packed(parts[0], parts[1], parts[2] if len(parts) > 2 else None, mode, bits, group)
+
+
+def values(module: Any) -> mx.array:
+    """The float32 matrix of a module."""
+    if hasattr(module, "weight"):
+        return module.weight.astype(F32)
+    p = module.packed
+    floats = [None if a is None else a.astype(F32) if p.mode == "affine" else a for a in (p.scales, p.biases)]
+    return mx.dequantize(p.weight, *floats, group_size=p.group, bits=p.bits, mode=p.mode, dtype=F32)
+
+
+# the cases ----------------------------------------------------------------------------------------------------------------
+
+FORMATS = (
+    [("affine", bits, 64) for bits in (2, 3, 4, 5, 6, 8)]
+    + [("affine", 4, 32), ("affine", 2, 128), ("affine", 4, 128), ("mxfp4", 4, 32), ("mxfp8", 8, 32)]
+)  # fmt: skip
+
+
+def matvec(mode: str, bits: int, group: int, scales: mx.Dtype = BF16, wide: bool = False, inputs: int = 1280, outputs: int = 24) -> Case:
+    """wide: float32 rows and result."""
+    d = Draw(bits * 1000 + group)
+    module = nn.QuantizedLinear(d.packed((outputs, inputs), mode, bits, group, scales))
+    x = d.rows(ROWS, inputs).astype(F32 if wide else BF16)
+    name = f"matvec {mode} {bits} g{group} {_short(scales)}{' float32 rows' if wide else ''} {inputs}"
+    return Case(name, lambda b: Matvec(b, module), lambda x: x.astype(F32) @ values(module).T, (x,), (1e-5 if wide else 2.5e-3,))
+
+
+def plain(dtype: mx.Dtype) -> Case:
+    d = Draw(5)
+    module = nn.Linear(d.normal(24, 1280, size=0.03).astype(dtype))
+    stock = lambda x: x.astype(F32) @ values(module).T
+    return Case(f"matvec {_short(dtype)}", lambda b: Matvec(b, module, F32), stock, (d.rows(ROWS, 1280),), (1e-5,))
+
+
+def grouped() -> Case:
+    d = Draw(6)
+    module = nn.QuantizedGroupedLinear(d.packed((4, 8, 128), "affine", 4, 64))
+    w = values(module)
+    stock = lambda x: mx.concatenate([x.astype(F32)[:, 128 * g : 128 * (g + 1)] @ w[g].T for g in range(4)], axis=1)
+    return Case("matvec grouped", lambda b: Matvec(b, module), stock, (d.rows(ROWS, 512),), (2.5e-3,))
+
+
+def experts(routed: tuple[str, int, int], shared: tuple[str, int, int], limit: float) -> Case:
+    """Gate and up are large enough for the clamps to act."""
+    d, E, D, I, picks = Draw(7), 6, 256, 96, 3
+    up = [nn.QuantizedExpertLinear(replace_scale(d.packed((E, I, D), *routed), 4.0), BF16) for _ in range(2)]
+    down = nn.QuantizedExpertLinear(d.packed((E, D, I), routed[0], routed[1], 32), BF16)
+    su = [nn.QuantizedLinear(d.packed((I, D), *shared)) for _ in range(2)]
+    sd = nn.QuantizedLinear(d.packed((D, I), shared[0], shared[1], 32))
+    as32 = lambda m: nn.ExpertLinear(values(m), F32) if isinstance(m, nn.QuantizedExpertLinear) else nn.Linear(values(m))
+    moe = MoEV4(None, None, None, as32(up[0]), as32(down), as32(up[1]), as32(su[0]), as32(sd), as32(su[1]), picks, 1.0, limit, "", F32)
+    build = lambda b: Experts(b, (up[0], up[1]), down, (su[0], su[1]), sd, limit)
+    inputs = d.rows(ROWS, D), d.chosen(picks, E), d.positive(ROWS, picks)
+    name = f"experts {routed[0]} {routed[1]} shared {shared[0]} {shared[1]}"
+    return Case(name, build, lambda x, ids, w: moe.experts(x.astype(F32), ids, w), inputs, (3e-3,), close=frozenset({0}))
+
+
+def replace_scale(p: nn.Packed, factor: float) -> nn.Packed:
+    """The same codes under larger scales, where these are floats."""
+    return p if p.mode != "affine" else replace(p, scales=p.scales * factor, biases=p.biases * factor)
+
+
+def hyper(stagger: bool, first: bool, extreme: bool = False) -> Case:
+    """extreme: Sinkhorn inputs of +-80."""
+    d, D = Draw(8), 256
+    base = d.normal(24)
+    if extreme:
+        base = mx.array(np.where(np.arange(24) % 3, 80.0, -80.0).astype(np.float32))
+    mix = HyperConnection(d.normal(24, 4 * D, size=0.05), base, mx.array([1.1, 0.9, 2.0]), 20, 1e-6, 1e-20 if stagger else 1e-6)
+    weight = d.positive(D)
+    inputs = d.rows(ROWS, 4, D), d.positive(ROWS, 4), d.rows(ROWS, D), d.positive(ROWS, 4), d.positive(ROWS, 4, 4) / 4
+    if first:
+        inputs = *inputs[:2], None, None, None
+    name = f"enter {'lagged' if stagger else 'own'}{' first' if first else ''}{' extreme' if extreme else ''}"
+    stock = lambda *streams: enter(mix, weight, mix.norm_eps, stagger, streams)
+    # The streams and the row are bfloat16: a sum in another order moves a rounding now and then.
+    limits = 1e-3, 1e-3, 1e-5, 1e-5, 1e-5
+    close = frozenset({2, 3, 4}) | (frozenset() if stagger else frozenset({1}))
+    return Case(name, lambda b: Enter(b, mix, weight, mix.norm_eps, stagger), stock, inputs, limits, close=close)
+
+
+def attention(heads: int, channels: int, dims: int, window: int, entries: int, head_eps: float | None) -> Case:
+    """Lists with absent slots in front and at the end; row 3 sees its own window row alone."""
+    d = Draw(9)
+    q, ring, pool = d.rows(ROWS, heads, channels), d.normal(2 * window, channels).astype(BF16), d.normal(90, channels).astype(BF16)
+    slots, live = d.whole(0, 2 * window, ROWS, window), d.rng.integers(0, window, (ROWS, 1))
+    live[3] = window - 1
+    present = mx.array(np.arange(window)[None] >= live)
+    sink, table = d.normal(heads), d.table(ROWS, dims)
+    seen = d.rng.integers(0, entries + 1, (ROWS, 1)) if entries else None
+    if entries:
+        seen[3] = 0
+    chosen = (pool, d.whole(0, 90, ROWS, entries), mx.array(np.arange(entries)[None] < seen)) if entries else (None, None, None)
+
+    def stock(q, table, ring, slots, present, pool, index, picked):
+        x = q if head_eps is None else norm.rms(q, None, head_eps)
+        keys, keep = ring[slots], present
+        if pool is not None:
+            keys, keep = mx.concatenate([keys, pool[index]], axis=1), mx.concatenate([keep, picked], axis=1)
+        return rope.rotate(attend.attend_rows(rope.rotate(x, table), keys, keep, sink, channels**-0.5), table, inverse=True)
+
+    build = lambda b: Attend(b, heads, channels, dims, window, sink, head_eps)
+    inputs = q, table, ring, slots, present, *chosen
+    name = f"attend {heads} x {channels}, {window} + {entries}{' normed' if head_eps else ''}"
+    return Case(name, build, stock, inputs, (2.5e-3,), frozenset({2, 5}), frozenset({0}))
+
+
+def scores(heads: int, channels: int) -> Case:
+    """Values of few bits, as the model's rounding leaves them, so that sums are exact in any order."""
+    d = Draw(10)
+    few = lambda *shape: (d.whole(-4, 5, *shape).astype(F32) * 0.5).astype(BF16)
+    inputs = few(ROWS, heads, channels), d.whole(-8, 9, ROWS, heads).astype(F32) / 16, few(100, channels), d.whole(0, 101, ROWS, 1)
+    return Case(f"scores {heads} x {channels}", lambda b: Scores(b, heads, channels), attend.index_scores, inputs, (0.0,), frozenset({2}))
+
+
+def top_k(width: int, k: int, slots: int) -> Case:
+    """Many equal scores; rows with nothing visible, less than k visible, holes, and equal scores only."""
+    d = Draw(11)
+    s = np.round(d.rng.standard_normal((ROWS, width)) * 4) / 4
+    s[0] = -np.inf
+    s[1, width // 3 :] = -np.inf
+    s[2, ::2] = -np.inf
+    s[3] = 0.25
+    s[4, : k // 2] = -np.inf
+    stock = lambda score: select.ascending(select.best_mask(score, k), slots)
+    return Case(f"top {k} of {width}", lambda b: TopK(b, k, slots), stock, (mx.array(s.astype(np.float32)),), (0.0, 0.0))
+
+
+def router(kind: str, experts_count: int = 40, picks: int = 6) -> Case:
+    """kind: scores, images (rows with another bias), hashed, sigmoid."""
+    d, D = Draw(12), 256
+    gate = nn.Linear(d.normal(experts_count, D, size=0.06).astype(BF16).astype(F32))
+    bias, other = d.normal(experts_count, size=0.1), d.normal(experts_count, size=0.1)
+    scoring, temperature = ("sigmoid", 1.0) if kind == "sigmoid" else ("sqrtsoftplus", 2.0)
+    image = mx.array(d.rng.random(ROWS) < 0.5) if kind == "images" else None
+    chosen = d.chosen(picks, experts_count) if kind == "hashed" else None
+
+    def stock(x, image, chosen):
+        score = route.router_scores(gate(x.astype(F32)) / temperature, scoring)
+        if chosen is not None:
+            return chosen, route.expert_weights(score, chosen, 1.5)
+        return route.route(score, bias if image is None else mx.where(image[:, None], other, bias), picks, 1.5)
+
+    build = lambda b: Router(b, gate, picks, scoring, 1.5, temperature, None if kind == "hashed" else bias, other if kind == "images" else None)
+    return Case(f"router {kind}", build, stock, (d.normal(ROWS, D).astype(BF16), image, chosen), (0.0, 1e-6), close=frozenset({1}))
+
+
+_STOCK_ROUNDING = {
+    finish.NO_ROUNDING: lambda x: x, finish.FP8_UE8M0: fakequant.fp8_ue8m0, finish.FP4_UE8M0: fakequant.fp4_ue8m0,
+    finish.FP4_SCALED: fakequant.fp4_e4m3, finish.V4_FP4: fakequant.v4_fp4, finish.v4_fp8(64): lambda x: fakequant.v4_fp8(x, 64),
+}  # fmt: skip
+
+
+def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, heads: int = 1) -> Case:
+    d = Draw(13)
+    shape = (ROWS, channels) if heads == 1 else (ROWS, heads, channels)
+    weight, eps = (d.positive(channels), 1e-20) if normed else (None, None)
+    # Magnitudes differ between channels, so that the blocks of the rounding have different scales.
+    spread = 2.0 ** d.whole(-6, 7, channels).astype(F32)
+    x = d.rows(*shape) if normed else (d.rows(*shape).astype(F32) * spread).astype(BF16)
+
+    def stock(x, table):
+        y = norm.rms(x, weight, eps) if normed else x
+        return _STOCK_ROUNDING[rounding](rope.rotate(y, table) if dims else y)
+
+    build = lambda b: finish.Finish(b, channels, weight=weight, eps=eps, rope=dims, rounding=rounding)
+    name = f"finish {heads} x {channels} kind {rounding.kind} g{rounding.block}{' normed' if normed else ''}{' turned' if dims else ''}"
+    # Without a norm nothing is summed and every bit is the stock chain's. With one, a low bit can become a whole step of the rounding.
+    return Case(name, build, stock, (x, d.table(ROWS, dims) if dims else None), (5e-3 if normed else 0.0,))
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    return (
+        *(matvec(*f) for f in FORMATS),
+        matvec("affine", 4, 64, F32),
+        matvec("affine", 4, 64, mx.float16),
+        matvec("affine", 8, 64, wide=True),
+        matvec("affine", 4, 32, inputs=96, outputs=3),
+        plain(BF16),
+        plain(F32),
+        grouped(),
+        experts(("affine", 4, 64), ("affine", 4, 64), 2.0),
+        experts(("mxfp4", 4, 32), ("mxfp8", 8, 32), 0.0),
+        hyper(True, False),
+        hyper(True, True),
+        hyper(False, False),
+        hyper(False, True),
+        hyper(True, False, extreme=True),
+        attention(8, 64, 32, 64, 128, None),
+        attention(4, 512, 64, 32, 20, None),
+        attention(4, 128, 64, 32, 30, 1e-6),
+        attention(8, 64, 32, 64, 0, None),
+        scores(32, 128),
+        scores(64, 128),
+        scores(4, 32),
+        top_k(300, 64, 64),
+        top_k(2100, 512, 528),
+        top_k(20, 64, 64),
+        *(router(kind) for kind in ("scores", "images", "hashed", "sigmoid")),
+        finished(512, finish.FP8_UE8M0, True, 64),
+        finished(512, finish.v4_fp8(64), True, 64),
+        finished(1280, finish.NO_ROUNDING, True, 0),
+        finished(128, finish.FP4_UE8M0, False, 64, heads=4),
+        finished(512, finish.FP4_SCALED, False, 64),
+        finished(128, finish.V4_FP4, False, 0, heads=3),
+        finished(64, finish.FP8_UE8M0, False, 32),
+        finished(32, finish.FP4_UE8M0, False, 16, heads=4),
+    )

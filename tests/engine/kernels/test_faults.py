@@ -1,0 +1,67 @@
+"""A fault planted in a kernel text is seen: the limits of the cases are no decoration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dsv41chat.engine.kernels import attend, choose, dialect, finish, hyper, matrix
+from tests.engine.kernels.cases import cases
+from tests.engine.kernels.shim import Shim, needs_compiler
+
+pytestmark = needs_compiler
+
+# what it is: (case, module, kernel, text, what stands there instead)
+FAULTS = {
+    "a wrong offset of the codes": ("matvec affine 4 g64 bfloat16 1280", matrix, "MATVEC", "(1u << (BITS & 31))", "(1u << BITS) + 1.0f"),
+    "a wrong scale": ("matvec mxfp4 4 g32 bfloat16 1280", matrix, "MATVEC", "<< 23) * 0.5f", "<< 23) * 0.505f"),
+    "a scale of the group before": ("matvec affine 3 g64 bfloat16 1280", matrix, "MATVEC", "(K / GS) + k / GS", "(K / GS) + (k ? k - 1 : 0) / GS"),
+    "a dropped row": ("matvec affine 8 g64 bfloat16 1280", matrix, "MATVEC", "m < M; m++) acc[r][m] = 0.0f", "m < M; m++) acc[r][m] = m == 6"),
+    "a dropped tail of the inputs": ("matvec affine 6 g64 bfloat16 1280", matrix, "MATVEC", "k < K; k += 1024", "k < K - 32; k += 1024"),
+    "the inputs of another group": ("matvec grouped", matrix, "MATVEC", "(u64)(row0 / (RG ? RG : 1)) * K", "0"),
+    "no routing weight": ("experts affine 4 shared affine 4", matrix, "EXPERTS_UP", "sigm(a) * b * weight", "sigm(a) * b"),
+    "no clamp of the gate": ("experts affine 4 shared affine 4", matrix, "EXPERTS_UP", "a = MN(a, limit);", ""),
+    "the expert of another slot": ("experts affine 4 shared affine 4", matrix, "EXPERTS_UP", "idx[m * (S - SHARED) + j]", "idx[m * (S - SHARED)]"),
+    "a lost shared expert": ("experts mxfp4 4 shared mxfp8 8", matrix, "EXPERTS_DOWN", "j < S; j++", "j < S - 1; j++"),
+    "a transposed mix": ("enter lagged", hyper, "HYPER_SPREAD", "comb[gy * 16 + 4 * j + k]", "comb[gy * 16 + 4 * k + j]"),
+    "a dropped slice of the sums": ("enter lagged", hyper, "HYPER_FINISH", "if (g < G) s +=", "if (g < G - 1) s +="),
+    "one iteration less": ("enter own", hyper, "HYPER_FINISH", "it < ITERS", "it < ITERS - 1"),
+    "the collapse of another family": ("enter own", hyper, "HYPER_FINISH", "FMA(mine[k], o[i], c[i])", "FMA(mine[3 - k], o[i], c[i])"),
+    "a lost sink": ("attend 8 x 64, 64 + 128", attend, "ATTEND_MERGE", "float z = EXPF(sk - top)", "float z = 0.0f"),
+    "a wrong scale of the query": ("attend 8 x 64, 64 + 128", attend, "ATTEND_SPLIT", "asf((u32)SCALE)", "1.02f * asf((u32)SCALE)"),
+    "an absent slot that is read": ("attend 8 x 64, 64 + 128", attend, "ATTEND_SPLIT", "if (picked[i]) r[c]", "r[c]"),
+    "a dropped slot": ("attend 8 x 64, 64 + 0", attend, "ATTEND_SPLIT", "sum += a[3];", ""),
+    "rotated the wrong way": ("attend 4 x 512, 32 + 20", attend, "ATTEND_MERGE", "MUL(x, c) + MUL(y, s)", "MUL(x, c) - MUL(y, s)"),
+    "no norm of the heads": ("attend 4 x 128, 32 + 30 normed", attend, "ATTEND_SPLIT", "rbf(qv[i] * r)", "rbf(qv[i])"),
+    "negative products that count": ("scores 32 x 128", choose, "INDEX_SCORES", "MX(a, 0.0f)", "a"),
+    "the second half of the heads": ("scores 64 x 128", choose, "INDEX_SCORES", "head < IH", "head < 32"),
+    "equal scores from the other end": ("top 64 of 300", choose, "TOP_K", "(tie && e < need)", "(tie && e + need >= equal)"),
+    "zeros that differ": ("top 512 of 2100", choose, "TOP_K", "f == 0.0f ? 0u : asu(f)", "asu(f)"),
+    "the bias in the weight": ("router scores", choose, "ROUTE", "which = e; score = s[i]", "which = e; score = v[i]"),
+    "the wrong bias": ("router images", choose, "ROUTE", "image[gx] ? bias2[e] : bias[e]", "image[gx] ? bias[e] : bias2[e]"),
+    "a block of another size": ("finish 1 x 64 kind 1 g32 turned", finish, "FINISH_ROWS", "o * VEC < QB", "2 * o * VEC < QB"),
+    "a tie that goes the other way": ("finish 3 x 128 kind 2 g32", finish, "FINISH_ROWS", "(m > 2.5f)", "(m >= 2.5f)"),
+    "no rotation": ("finish 4 x 128 kind 2 g32 turned", finish, "FINISH_ROWS", "rbf(MUL(u, c) - MUL(v, s))", "u"),
+}
+
+
+def caught(name: str) -> bool:
+    case = next(c for c in cases() if c.name == name)
+    return any(d > limit for d, limit in zip(case.distances(case.run(Shim("metal"))), case.limits, strict=True))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_text(fault, monkeypatch):
+    name, module, kernel, old, new = FAULTS[fault]
+    text = getattr(module, kernel)
+    assert old in text.body + text.helpers
+    monkeypatch.setattr(module, kernel, replace(text, body=text.body.replace(old, new), helpers=text.helpers.replace(old, new)))
+    assert caught(name)
+
+
+@pytest.mark.parametrize("name", ["matvec affine 4 g64 bfloat16 1280", "attend 8 x 64, 64 + 128", "enter lagged"])
+def test_a_swapped_lane(name, monkeypatch):
+    assert "v += SHXOR(v, 4);" in dialect._COMMON
+    monkeypatch.setattr(dialect, "_COMMON", dialect._COMMON.replace("v += SHXOR(v, 4);", "v += SHXOR(v, 8);"))
+    assert caught(name)
