@@ -268,7 +268,11 @@ def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, 
     weight, eps = (d.positive(channels), 1e-20) if normed else (None, None)
     # Magnitudes differ between channels, so that the blocks of the rounding have different scales.
     spread = 2.0 ** d.whole(-6, 7, channels).astype(F32)
-    x = d.rows(*shape) if normed else (d.rows(*shape).astype(F32) * spread).astype(BF16)
+    x = d.rows(*shape)
+    if not normed:
+        # Half of the rows hold values of few bits, among which ties of the codes are frequent.
+        few = d.whole(-24, 25, *shape).astype(F32) / 4
+        x = (mx.concatenate([x[: ROWS // 2].astype(F32), few[ROWS // 2 :]]) * spread).astype(BF16)
 
     def stock(x, table):
         y = norm.rms(x, weight, eps) if normed else x
