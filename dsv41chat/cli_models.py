@@ -64,26 +64,34 @@ def _list(context: Any) -> int:
         row = {"name": ref.name, "folder": str(ref.folder), "embedded": ref.embedded, "registered": ref.registered, "ok": True, "problem": None}
         try:
             row |= _facts(host.probe(ref))
+            row["measured"] = _measured(context, row["fingerprint"])
         except EngineError as error:
             row |= {"ok": False, "problem": str(error)}
         rows.append(row)
     if context.args.json:
         context.json(rows)
         return 0
-    head = ("name", "family", "size", "memory", "fits", "context", "drafter", "tables", "fingerprint")
+    head = ("name", "family", "size", "memory", "fits", "context", "drafter", "tables", "measured", "fingerprint")
     context.table(
         head,
         [
             (
                 r["name"], r["family"], _size(r["bytes"]), _size(r["resident_bytes"]), r["fits"] or "-", r["admitted_context"],
-                r["drafter"] or "-", _size(r["table_bytes"]), r["fingerprint"][:12],
+                r["drafter"] or "-", _size(r["table_bytes"]), ", ".join(f["short"] for f in r["measured"].values()) or "-", r["fingerprint"][:12],
             )  # fmt: skip
             if r["ok"]
-            else ("! " + r["name"], "-", "-", "-", "-", "-", "-", "-", r["problem"])
+            else ("! " + r["name"], "-", "-", "-", "-", "-", "-", "-", "-", r["problem"])
             for r in rows
         ],
     )
     return 0
+
+
+def _measured(context: Any, fingerprint: str) -> dict[str, dict[str, Any]]:
+    """The newest perplexity and selfcheck of a build on this machine."""
+    from dsv41chat.store.receipts import Receipts
+
+    return Receipts(context.settings.paths.state).figures(fingerprint)
 
 
 def _facts(view: Any) -> dict[str, Any]:
@@ -106,6 +114,7 @@ def _info(context: Any) -> int:
         "memory": _memory(view.admission, engine.memory_margin), "routes": host.routes(),
         "settings": {f"engine.{key}": getattr(engine, key) for key in ("routes", "cache_quant", "linear_input_fp8", "qat_sim")},
     }  # fmt: skip
+    info["measured"] = _measured(context, view.fingerprint)
     if context.args.json:
         context.json(info)
         return 0
@@ -114,6 +123,7 @@ def _info(context: Any) -> int:
     shown["routes"] = "; ".join(info["routes"])
     shown["notes"] = "; ".join(info["notes"]) or "-"
     shown["formats"] = ", ".join(f"{count:,} {label}" for label, count in info["formats"].items()) or "-"
+    shown["measured"] = "; ".join(figure["summary"] for figure in info["measured"].values()) or "-"
     shown["memory"] = _memory_words(view.admission)
     for name, value in shown.items():
         context.print(f"{name:15} {'-' if value is None else str(value).lower() if isinstance(value, bool) else value}")

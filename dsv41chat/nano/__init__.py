@@ -10,3 +10,7 @@ def embedded_pack() -> Path:
     from importlib import resources
 
     return Path(str(resources.files(__name__) / "pack"))
+
+
+# Text to judge builds by (eval/README.md): conversations in the embedded model's own domain, and prose that it never learned.
+CORPORA = {name: Path(__file__).parent / "eval" / file for name, file in (("chat", "chat.jsonl"), ("facts", "facts.jsonl"), ("prose", "prose.txt"))}

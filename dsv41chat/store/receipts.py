@@ -2,8 +2,9 @@
 
     <state folder>/receipts/<fingerprint>/<arm>-<key>.json
 
-A receipt is an object with at least `arm` (ppl, ladder, needle, selfcheck, ...), `summary` (one line for people) and `time` (epoch
-seconds, UTC). The same measurement with the same parameters and versions replaces its own receipt; others stay beside it.
+A receipt is an object with at least `arm` (ppl, ladder, needle, selfcheck, ...), `summary` (one line for people), `short` (its first
+words, for lists) and `time` (epoch seconds, UTC). The same measurement with the same parameters and versions replaces its own receipt;
+others stay beside it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class Receipts:
-    """folder: <state folder>/receipts; made at the first `put`."""
+    """state: the user's state folder; the folder in it is made at the first `put`."""
 
-    def __init__(self, folder: Path):
-        self.folder = Path(folder)
+    def __init__(self, state: Path):
+        self.folder = Path(state) / "receipts"
 
     def put(self, fingerprint: str, arm: str, key: str, receipt: dict[str, Any]) -> Path:
         """Write a receipt whole or not at all. Raises StoreReadOnly, StoreFull or StoreError."""
@@ -39,7 +40,7 @@ class Receipts:
         for path in self._of(fingerprint).glob("*.json"):
             try:
                 receipt = json.loads(path.read_text(encoding="utf-8"))
-                found.append((float(receipt["time"]), str(receipt["arm"]), str(receipt["summary"]), receipt))
+                found.append((float(receipt["time"]), str(receipt["arm"]), f"{receipt['summary']}{receipt['short']}", receipt))
             except (OSError, ValueError, TypeError, KeyError) as error:
                 log.warning("%s is no receipt: %s", path, error)
         return [receipt for *_, receipt in sorted(found, key=lambda entry: entry[:3], reverse=True)]
@@ -47,6 +48,14 @@ class Receipts:
     def last(self, fingerprint: str, arm: str) -> dict[str, Any] | None:
         """The newest receipt of an arm, or None."""
         return next((receipt for receipt in self.all(fingerprint) if receipt["arm"] == arm), None)
+
+    def figures(self, fingerprint: str, arms: tuple[str, ...] = ("ppl", "selfcheck")) -> dict[str, dict[str, Any]]:
+        """What lists of builds show: {arm: {summary, short, time}} of the newest receipts."""
+        found: dict[str, dict[str, Any]] = {}
+        for receipt in self.all(fingerprint):
+            if receipt["arm"] in arms:
+                found.setdefault(receipt["arm"], {name: receipt[name] for name in ("summary", "short", "time")})
+        return {arm: found[arm] for arm in arms if arm in found}
 
     def _of(self, fingerprint: str) -> Path:
         if not _NAME.fullmatch(fingerprint):

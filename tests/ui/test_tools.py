@@ -9,6 +9,7 @@ import pytest
 
 from dsv41chat.engine.errors import ContextFull, DoesNotFit
 from dsv41chat.store import Store, StoreFull
+from dsv41chat.store.receipts import Receipts
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, clashes, display
 from dsv41chat.ui.screens.builds import BuildsScreen
 from dsv41chat.ui.screens.dialogs import AskScreen
@@ -260,6 +261,20 @@ async def test_a_failed_switch_leaves_the_old_build_answering(tmp_path):
         await until(lambda: app.host.view is not None and app.host.view.name == "other" and not chat.switching)
         await say(pilot, app, "third")
         assert app.store.message(chat.leaf_id).build_name == "other"
+
+
+async def test_the_build_menu_shows_what_was_measured_of_this_fingerprint(tmp_path):
+    app = make_app(tmp_path, Script())
+    receipts = Receipts(app.host.settings.paths.state)
+    long = "ppl 2.8963 [2.7103, 3.0933] on wiki.txt, 286,580 tokens"
+    receipts.put("f" * 64, "ppl", "a", {"arm": "ppl", "summary": long, "short": "ppl 2.8963", "time": 1.0})
+    receipts.put("0" * 64, "selfcheck", "b", {"arm": "selfcheck", "summary": "of another build", "short": "other", "time": 2.0})
+    async with app.run_test(size=(110, 30)) as pilot:
+        await pilot.press("f2")
+        await until(lambda: "ppl 2.8963" in screen_text(app))
+        assert "other" not in screen_text(app)
+        await pilot.press("i")
+        await until(lambda: "286,580 tokens" in screen_text(app))
 
 
 @pytest.mark.parametrize("verdict", ["tight", "no"])

@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-ARMS = ("report",)
+ARMS = ("ppl", "report")
 
 
 def arm(name: str) -> Any:

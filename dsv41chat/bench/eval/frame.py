@@ -33,7 +33,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ from dsv41chat.store.receipts import Receipts
 from dsv41chat.ui.output import UsageError
 
 STALE_S = 30 * 86400.0  # state of a run that nobody went on with
-_LINE_S = 2.0
+_LINE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Run:
         identity = [arm, [build.fingerprint for build in builds], parameters, self.environment]
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         paths = context.settings.paths
-        self.receipts = Receipts(paths.state / "receipts")
+        self.receipts = Receipts(paths.state)
         self.folder = paths.state / "eval" / f"{arm}-{self.key}"
         self.state: dict[str, Any] = {}
         self.seconds = 0.0
@@ -177,7 +177,7 @@ class Run:
         return path
 
     def progress(self, what: str, done: float, total: float, note: str = "") -> None:
-        """A line on stderr: on a terminal drawn over itself, else one every two seconds."""
+        """A line on stderr: on a terminal drawn over itself, else one every ten seconds."""
         stderr, now = self.context.stderr, time.monotonic()
         text = f"eval {self.arm}: {what} {done:,} of {total:,}" + (f", {note}" if note else "")
         if stderr.terminal:
@@ -186,24 +186,35 @@ class Run:
             self._shown = now
             stderr.notice(text)
 
-    def finish(self, result: dict[str, Any], *, summary: str, command: str, builds: Sequence[Build] | None = None) -> dict[str, Any]:
-        """Keep the receipt under the fingerprint of each of `builds` (default: the first one), delete the state. Returns the receipt.
+    def finish(
+        self,
+        result: dict[str, Any],
+        *,
+        summary: str | Mapping[str, str],
+        command: str,
+        short: str | Mapping[str, str] | None = None,
+        builds: Sequence[Build] | None = None,
+    ) -> dict[str, Any]:
+        """Keep the receipt under the fingerprint of each of `builds` (default: the first one), delete the state. Returns the first one's.
 
-        result: the figures, JSON, the same however often the run was stopped. summary: one line for lists, with the figure first.
+        result: the figures, JSON, the same however often the run was stopped. summary: one line for people, with the figure first; short:
+        two or three words of it for lists of builds, by default all of it. Where builds differ in them, by fingerprint.
         """
         self.save()
-        receipt = self.receipt(result, summary=summary, command=command)
+        receipt: dict[str, Any] = {}
         for build in self.builds[:1] if builds is None else builds:
-            self.receipts.put(build.fingerprint, self.arm, self.key, receipt | {"build": build.described()})
+            line, few = (t if t is None or isinstance(t, str) else t[build.fingerprint] for t in (summary, short))
+            own = self._receipt(result, build, line, few or line, command)
+            self.receipts.put(build.fingerprint, self.arm, self.key, own)
+            receipt = receipt or own
         self.context.stderr.clear()
         shutil.rmtree(self.folder)
         return receipt
 
-    def receipt(self, result: dict[str, Any], *, summary: str, command: str) -> dict[str, Any]:
-        """The receipt as `finish` writes it."""
+    def _receipt(self, result: dict[str, Any], build: Build, summary: str, short: str, command: str) -> dict[str, Any]:
         return {
-            "what": f"eval {self.arm}", "arm": self.arm, "summary": summary, "time": round(time.time(), 3), "command": command,
-            **self.environment, "build": self.builds[0].described(), "builds": [build.described() for build in self.builds],
+            "what": f"eval {self.arm}", "arm": self.arm, "summary": summary, "short": short, "time": round(time.time(), 3), "command": command,
+            **self.environment, "build": build.described(), "builds": [build.described() for build in self.builds],
             "parameters": self.parameters, "seconds": round(self.seconds, 1), "result": result,
         }  # fmt: skip
 

@@ -32,7 +32,7 @@ def run(context: Any) -> int:
 
     args = context.args
     (build,) = builds(context, [args.pack])
-    receipts = newest(Receipts(context.settings.paths.state / "receipts").all(build.fingerprint))
+    receipts = newest(Receipts(context.settings.paths.state).all(build.fingerprint))
     receipts = [receipt for receipt in receipts if receipt["arm"] in ARMS]
     if not receipts:
         raise NothingMeasured(f"Nothing has been measured of {build.name} ({build.fingerprint[:12]}) here.", f"dsv41chat eval ppl {build.name}")

@@ -18,6 +18,7 @@ from textual.widgets.option_list import Option
 
 from dsv41chat.engine.errors import EngineError, PackIncomplete
 from dsv41chat.store import Store, StoreError
+from dsv41chat.store.receipts import Receipts
 from dsv41chat.ui.host import EngineHost
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
@@ -29,13 +30,16 @@ from dsv41chat.ui.units import size
 
 @dataclass(frozen=True)
 class Row:
-    """A build as listed. view: None when its headers could not be read; problem: why, in words."""
+    """A build as listed. view: None when its headers could not be read; problem: why, in words.
+
+    measured: the last perplexity and selfcheck, as `Receipts.figures` gives them."""
 
     ref: Any
     view: Any
     bytes: int
     problem: str
     loaded: bool
+    measured: dict[str, dict[str, Any]]
 
 
 class BuildsScreen(Spawning, ModalScreen[str | None]):
@@ -78,7 +82,7 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
         self._show()
 
     def _read(self) -> list[Row]:
-        rows = []
+        rows, receipts = [], Receipts(self._host.settings.paths.state)
         for ref in self._host.builds():
             view, problem = None, ""
             try:
@@ -86,7 +90,8 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
                     view = self._host.probe(ref)
             except (EngineError, OSError) as error:
                 problem = str(error)
-            rows.append(Row(ref, view, view.bytes if view is not None else 0, problem, self._host.loaded(ref)))
+            measured = receipts.figures(view.fingerprint) if view is not None else {}
+            rows.append(Row(ref, view, view.bytes if view is not None else 0, problem, self._host.loaded(ref), measured))
         return rows
 
     def _show(self) -> None:
@@ -121,6 +126,7 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
                 parts.append(f"draft {row.view.drafter}")
             if row.ref.embedded:
                 parts.append("embedded")
+            parts += [figure["short"] for figure in row.measured.values()]
             rest = "   ".join(part for part in parts if part)
         return Text(name + crop_cells(rest, width - cell_len(name)), no_wrap=True)
 
@@ -158,6 +164,7 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
             if (admission := row.view.admission) is not None:
                 lines += [("fits", admission.verdict), ("admitted", f"{admission.context:,} tokens"), ("memory", admission.words)]
             lines += [(name, str(value)) for name, value in row.view.defaults.items()]
+            lines += [(arm, figure["summary"]) for arm, figure in row.measured.items()] or [("measured", f"dsv41chat eval ppl {row.ref.name}")]
         if row.problem:
             lines.append(("problem", row.problem))
         self.app.push_screen(TextScreen(row.ref.name, "\n".join(f"{name:<12} {value}" for name, value in lines)))

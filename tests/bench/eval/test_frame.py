@@ -104,7 +104,7 @@ def test_states_that_nobody_went_on_with_go(context):
 
 def test_receipts_name_what_was_measured_and_no_folder(context, tmp_path):
     receipt, _ = measure(context, {"n": 2})
-    (kept,) = Receipts(context.settings.paths.state / "receipts").all("f" * 64)
+    (kept,) = Receipts(context.settings.paths.state).all("f" * 64)
     assert kept == receipt and str(tmp_path) not in json.dumps(kept)
     assert kept["build"]["fingerprint"] == "f" * 64 and kept["command"] == "dsv41chat eval ppl nano --n 2" and kept["parameters"] == {"n": 2}
     assert command("ladder", tmp_path / "a" / "b", "--against", "/x/y.txt") == "dsv41chat eval ladder b --against y.txt"
@@ -114,10 +114,11 @@ def test_receipts_of_a_build_newest_first_and_damaged_ones_left_out(tmp_path):
     store = Receipts(tmp_path)
     assert store.all("ab") == [] and store.last("ab", "ppl") is None
     for number, (arm_, key) in enumerate((("ppl", "a"), ("ladder", "b"), ("ppl", "c"))):
-        store.put("ab", arm_, key, {"arm": arm_, "summary": key, "time": number})
-    (tmp_path / "ab" / "ppl-x.json").write_text("{")
-    (tmp_path / "ab" / "ppl-y.json").write_text('{"arm": "ppl"}')
-    assert [r["summary"] for r in store.all("ab")] == ["c", "b", "a"] and store.last("ab", "ppl")["summary"] == "c"
+        store.put("ab", arm_, key, {"arm": arm_, "summary": key * 9, "short": key, "time": number})
+    (tmp_path / "receipts" / "ab" / "ppl-x.json").write_text("{")
+    (tmp_path / "receipts" / "ab" / "ppl-y.json").write_text('{"arm": "ppl"}')
+    assert [r["short"] for r in store.all("ab")] == ["c", "b", "a"] and store.last("ab", "ppl")["short"] == "c"
+    assert store.figures("ab") == {"ppl": {"summary": "c" * 9, "short": "c", "time": 2}} and store.figures("cd") == {}
     with pytest.raises(ValueError):
         store.all("../ab")
 
