@@ -155,7 +155,7 @@ def decode_steps(folder: Path, blocks: int = BLOCKS, steps: int = STEPS) -> dict
     """p99 of a decode step with the writer saturated, against blocks of the same run without it."""
     from dsv41chat.engine import open_engine
     from dsv41chat.nano import embedded_pack
-    from dsv41chat.store.prompt_cache import Entry
+    from dsv41chat.store.prompt_cache_put import Entry
     from dsv41chat.ui.states import States
 
     engine = open_engine(embedded_pack())

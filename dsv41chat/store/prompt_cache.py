@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from dsv41chat.store import files
 from dsv41chat.store import prompt_cache_index as index
 from dsv41chat.store.db import Connections
 from dsv41chat.store.errors import StoreDamaged, StoreError, StoreNewer, StoreReadOnly, from_os
-from dsv41chat.store.prompt_cache_files import CacheCorrupt, Header, Tensor, file_bytes, read_data, read_header, write_file
+from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom
 from dsv41chat.store.prompt_cache_index import BuildKey, Found
+from dsv41chat.store.prompt_cache_read import State, broken_segment, read_state, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -36,56 +36,6 @@ MIN_AUTO_BYTES, MAX_AUTO_BYTES = 2 * 2**30, 64 * 2**30
 MIN_FREE_BYTES, MIN_FREE_SHARE = 10 * 2**30, 0.05  # of a disk; the smaller one counts
 # A small log file: the folder's size is promised, the log belongs to it.
 _PRAGMAS = {"synchronous": "NORMAL", "wal_autocheckpoint": "32", "journal_size_limit": "0"}
-
-
-@dataclass
-class Ticket:
-    """A segment as a live state knows it: the tokens up to `hi` are (or are about to be) on disk. seg_id None: not, or not yet."""
-
-    hi: int
-    seg_id: int | None = None
-    settled: bool = False
-
-
-@dataclass
-class Entry:
-    """One mark to be written. ids: all tokens up to `pos`, little-endian uint32. segment: tensors of the tokens [lo, pos), empty
-    together with lo == pos. exact: states of the same tokens are equal bit for bit, whoever computed them.
-    conversation None: shared by all (a system prompt's mark). turn: its number in the conversation. head: what it was made with."""
-
-    build: BuildKey
-    parent: Ticket | None
-    lo: int
-    pos: int
-    ids: bytes
-    segment: dict[str, Tensor]
-    tail: dict[str, Tensor]
-    kind: str
-    conversation: str | None
-    turn: int = 0
-    exact: bool = True
-    meta: dict[str, str] = field(default_factory=dict)
-    head: dict[str, Any] = field(default_factory=dict)
-
-    def nbytes(self) -> int:
-        return sum(memoryview(t[2]).nbytes for part in (self.segment, self.tail) for t in part.values())
-
-
-@dataclass(frozen=True)
-class State:
-    """What was read: ids (little-endian uint32), growing tensors joined along their first axis, fixed ones, the tail's metadata."""
-
-    pos: int
-    kind: str
-    ids: bytes
-    growing: Mapping[str, Tensor]
-    fixed: Mapping[str, Tensor]
-    meta: Mapping[str, str]
-    segments: tuple[tuple[int, int], ...]  # (id, hi)
-
-
-class NoRoom(Exception):
-    """An entry was not written; the text says why."""
 
 
 class PromptCache:
@@ -199,42 +149,18 @@ class PromptCache:
     def read(self, build: BuildKey, found: Found, ids: bytes) -> State:
         """Read a mark's state whole, checked byte by byte. Raises CacheCorrupt after removing it, with the reason."""
         try:
-            state = self._read(build, found)
+            state = read_state(self.folder, build, found)
             if state.ids != ids[: 4 * found.pos]:
                 raise CacheCorrupt("token ids differ")
         except (CacheCorrupt, OSError, MemoryError) as error:
-            reason = _reason(error)
+            reason = reason_of(error)
             self.remove(found, reason)
             raise CacheCorrupt(reason) from error
         return state
 
-    def _read(self, build: BuildKey, found: Found) -> State:
-        if not found.segments or found.segments[-1].hi != found.pos:
-            raise CacheCorrupt("missing segment")
-        opened: list[int] = []
-        try:
-            # An unlinked file stays readable through its descriptor, so open everything first.
-            for file in (*(s.file for s in found.segments), found.file):
-                opened.append(os.open(self.folder / file, os.O_RDONLY | os.O_CLOEXEC))
-            headers = [read_header(fd, row.bytes) for fd, row in zip(opened, (*found.segments, found))]
-            for header, row in zip(headers, found.segments):
-                _check_meta(header, build, row.lo, row.hi)
-            _check_meta(headers[-1], build, found.pos, found.pos)
-            growing, parts = _join(headers[:-1])
-            fixed = {name: (dtype, shape, bytearray(_nbytes(dtype, shape))) for name, (dtype, shape) in headers[-1].tensors.items()}
-            for fd, header, row, into in zip(opened, headers, found.segments, parts):
-                read_data(fd, header, row.crc, into)
-            read_data(opened[-1], headers[-1], found.crc, {name: memoryview(t[2]) for name, t in fixed.items()})
-        finally:
-            for fd in opened:
-                os.close(fd)
-        ids = bytes(growing.pop("tok", ("U32", (0,), b""))[2])
-        segments = tuple((s.id, s.hi) for s in found.segments)
-        return State(found.pos, found.kind, ids, growing, fixed, headers[-1].meta, segments)
-
     def remove(self, found: Found, reason: str) -> None:
         """Drop a mark that cannot be used, with every mark that shares a broken segment; their conversations remember why."""
-        broken = self._broken(found)
+        broken = broken_segment(self.folder, found)
         now = self.clock()
         with self.db.write() as db:
             below = [found.mark_id]
@@ -252,25 +178,6 @@ class PromptCache:
         self.count(f"removed: {reason}")
         self.empty_trash()
 
-    def _broken(self, found: Found) -> list[int]:
-        """The first segment of the chain that cannot be read, in a list; empty when only the tail is at fault."""
-        for row in found.segments:
-            try:
-                fd = os.open(self.folder / row.file, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return [row.id]
-            try:
-                header = read_header(fd, row.bytes)
-                into = {name: memoryview(bytearray(_nbytes(*entry))) for name, entry in header.tensors.items()}
-                read_data(fd, header, row.crc, into)
-                if (header.meta.get("lo"), header.meta.get("hi")) != (str(row.lo), str(row.hi)):
-                    return [row.id]
-            except (CacheCorrupt, OSError):
-                return [row.id]
-            finally:
-                os.close(fd)
-        return []
-
     def holds(self, seg_id: int) -> bool:
         """Whether a segment is still there."""
         with self.db.read() as db:
@@ -280,116 +187,6 @@ class PromptCache:
         blk, chain, rest = index.mark_key(build, ids)
         with self.db.read() as db:
             return db.execute("SELECT 1 FROM mark WHERE build_id = ? AND chain = ? AND rest = ?", [build.id, chain, rest]).fetchone() is not None
-
-    # writing -----------------------------------------------------------------------------------------------------------
-
-    def put(self, entry: Entry, ticket: Ticket, pace: Callable[[int], None] = lambda size: None) -> None:
-        """Write one entry and publish it. Raises NoRoom, OSError or StoreError; nothing is left behind then but what the sweep finds."""
-        from dsv41chat.store.prompt_cache_room import make_room, used_bytes
-
-        try:
-            if self._link_existing(entry, ticket):
-                return
-            parent_id = None
-            if entry.parent is not None:
-                parent_id = entry.parent.seg_id
-                if parent_id is None:
-                    raise NoRoom("what it continues was not saved")
-            segment = {"tok": ("U32", (entry.pos - entry.lo,), entry.ids[4 * entry.lo :]), **entry.segment} if entry.pos > entry.lo else {}
-            meta = {"fmt": str(index.STORE_FORMAT), "fp": entry.build.fp, "kind": entry.kind, "created": f"{self.clock():.0f}"}
-            seg_meta = meta | {"lo": str(entry.lo), "hi": str(entry.pos)}
-            tail_meta = meta | entry.meta | {"lo": str(entry.pos), "hi": str(entry.pos)}
-            need = (file_bytes(segment, seg_meta) if segment else 0) + file_bytes(entry.tail, tail_meta)
-            make_room(self, need)
-            self.hook("room")
-            placed: list[tuple[str, int, int]] = []
-            try:
-                if segment:
-                    placed.append(self._place("seg", segment, seg_meta, pace))
-                placed.append(self._place("tail", entry.tail, tail_meta, pace))
-                ticket.seg_id = self._publish(entry, parent_id, placed[0] if segment else None, placed[-1])
-            except BaseException:
-                for file, *_ in placed:
-                    (self.folder / file).unlink(missing_ok=True)
-                raise
-            self.count("written")
-            self.count("bytes written", need)
-            if used_bytes(self) > self.budget_bytes:
-                # The index's log has grown past the margin.
-                self.checkpoint()
-        finally:
-            ticket.settled = True
-
-    def _place(self, folder: str, tensors: Mapping[str, Tensor], meta: Mapping[str, str], pace: Callable[[int], None]) -> tuple[str, int, int]:
-        """Write a file and give it its final name. Returns (name below the folder, bytes, crc)."""
-        name = secrets.token_hex(16)
-        final = f"{folder}/{name[:2]}/{name}.safetensors"
-        files.private_folder((self.folder / final).parent)
-        temporary = self.folder / "tmp" / f"{name}.{os.getpid()}"
-        size, crc = write_file(temporary, tensors, meta, pace, lambda step: self.hook(f"{folder} {step}"))
-        os.replace(temporary, self.folder / final)
-        self.hook(f"{folder} renamed")
-        return final, size, crc
-
-    def _publish(self, entry: Entry, parent_id: int | None, seg: tuple[str, int, int] | None, tail: tuple[str, int, int]) -> int:
-        blk, chain, rest = index.mark_key(entry.build, entry.ids)
-        now = self.clock()
-        lost: list[str] = []
-        with self.db.write() as db:
-            self.hook("begun")
-            row = db.execute("SELECT seg_id FROM mark WHERE build_id = ? AND chain = ? AND rest = ?", [entry.build.id, chain, rest]).fetchone()
-            if row is not None:
-                # Another process was faster with the same tokens.
-                lost = [tail[0]] + ([seg[0]] if seg else [])
-                seg_id = row[0]
-            else:
-                if parent_id is not None and db.execute("SELECT 1 FROM seg WHERE id = ? AND hi = ?", [parent_id, entry.lo]).fetchone() is None:
-                    raise NoRoom("what it continues is gone")
-                seg_id = parent_id
-                if seg is not None:
-                    cursor = db.execute(
-                        "INSERT INTO seg(build_id, parent_id, lo, hi, file, bytes, crc, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                        [entry.build.id, parent_id, entry.lo, entry.pos, *seg, now],
-                    )
-                    seg_id = cursor.lastrowid
-                self.hook("seg row")
-                cursor = db.execute(
-                    "INSERT INTO mark(build_id, seg_id, pos, blk, chain, rest, kind, file, bytes, crc, created, last_used)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    [entry.build.id, seg_id, entry.pos, blk, chain, rest, entry.kind, *tail, now, now],
-                )
-                self._link(db, entry, cursor.lastrowid)
-            self.hook("rows")
-        self.hook("committed")
-        for file in lost:
-            (self.folder / file).unlink(missing_ok=True)
-        return seg_id
-
-    def _link_existing(self, entry: Entry, ticket: Ticket) -> bool:
-        """Whether these tokens have a mark already; then the conversation only takes part in it."""
-        blk, chain, rest = index.mark_key(entry.build, entry.ids)
-        with self.db.write() as db:
-            row = db.execute("SELECT id, seg_id FROM mark WHERE build_id = ? AND chain = ? AND rest = ?", [entry.build.id, chain, rest]).fetchone()
-            if row is None:
-                return False
-            self._link(db, entry, row[0])
-            db.execute("UPDATE mark SET last_used = ? WHERE id = ?", [self.clock(), row[0]])
-        # Rows that another computation made may differ in the last bit where the route is not row-invariant; what continues
-        # this state must then not stand on them.
-        ticket.seg_id = row[1] if entry.exact else None
-        self.count("already there")
-        return True
-
-    def _link(self, db: Database, entry: Entry, mark_id: int) -> None:
-        with self._lock:
-            self._fresh = mark_id
-        if entry.conversation is None:
-            return
-        db.execute("INSERT OR REPLACE INTO conv_mark VALUES (?, ?, ?)", [entry.conversation, mark_id, entry.turn])
-        db.execute(
-            "INSERT INTO conv VALUES (?, ?, ?, NULL) ON CONFLICT(conv_id, build_id) DO UPDATE SET head = excluded.head, lost = NULL",
-            [entry.conversation, entry.build.id, json.dumps(entry.head)],
-        )
 
     def touch(self, found: Found, conversation: str | None, turn: int) -> None:
         """A conversation resumed from a mark: it is young again, and the conversation takes part in it."""
@@ -494,6 +291,11 @@ class PromptCache:
             taken, self.notices = self.notices, []
         return taken
 
+    def just_written(self, mark_id: int) -> None:
+        """This mark is not evicted before another one is written."""
+        with self._lock:
+            self._fresh = mark_id
+
     def in_use(self) -> set[int]:
         """Marks that are not evicted now: those of the request in hand and the one just written."""
         with self._lock:
@@ -559,54 +361,3 @@ def move_aside(folder: Path) -> None:
     for name in (DATABASE, DATABASE + "-wal", DATABASE + "-shm", "seg", "tail", "tmp"):
         if (folder / name).exists():
             os.replace(folder / name, aside / name)
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, CacheCorrupt):
-        return str(error)
-    if isinstance(error, FileNotFoundError):
-        return "missing file"
-    return "out of memory" if isinstance(error, MemoryError) else "unreadable"
-
-
-def _check_meta(header: Header, build: BuildKey, lo: int, hi: int) -> None:
-    meta = header.meta
-    if meta.get("fmt") != str(index.STORE_FORMAT):
-        raise CacheCorrupt("older format")
-    if meta.get("fp") != build.fp:
-        raise CacheCorrupt("different model build")
-    if (meta.get("lo"), meta.get("hi")) != (str(lo), str(hi)):
-        raise CacheCorrupt("wrong place")
-
-
-def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    from dsv41chat.store.prompt_cache_files import ITEM_BYTES
-
-    size = ITEM_BYTES[dtype]
-    for n in shape:
-        size *= n
-    return size
-
-
-def _join(headers: list[Header]) -> tuple[dict[str, Tensor], list[dict[str, memoryview]]]:
-    """Buffers for each growing tensor over all segments, and per segment the part of each that it fills."""
-    rows: dict[str, int] = {}
-    form: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for header in headers:
-        for name, (dtype, shape) in header.tensors.items():
-            if form.setdefault(name, (dtype, shape[1:])) != (dtype, shape[1:]):
-                raise CacheCorrupt("wrong shape")
-            rows[name] = rows.get(name, 0) + shape[0]
-    out = {name: (dtype, (rows[name], *tail), bytearray(_nbytes(dtype, (rows[name], *tail)))) for name, (dtype, tail) in form.items()}
-    filled, parts = dict.fromkeys(out, 0), []
-    for header in headers:
-        into = {}
-        for name, (dtype, shape) in header.tensors.items():
-            size = _nbytes(dtype, shape)
-            into[name] = memoryview(out[name][2])[filled[name] : filled[name] + size]
-            filled[name] += size
-        parts.append(into)
-    return out, parts
-
-
-__all__ = ["CacheCorrupt", "Entry", "Found", "NoRoom", "PromptCache", "State", "Ticket"]

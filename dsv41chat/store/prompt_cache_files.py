@@ -26,6 +26,10 @@ class CacheCorrupt(Exception):
     """A stored state cannot be used. The text is the reason in a word or two: checksum, missing file, truncated, ..."""
 
 
+class NoRoom(Exception):
+    """An entry was not written; the text says why."""
+
+
 @dataclass(frozen=True)
 class Header:
     """tensors: name -> (dtype, shape), in the order of their data. raw: the bytes before the data, for the checksum."""

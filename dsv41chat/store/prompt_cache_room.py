@@ -22,8 +22,9 @@ from dsv41chat.store import files
 from dsv41chat.store import prompt_cache_index as index
 from dsv41chat.store.errors import StoreError
 from dsv41chat.store.locks import process_birth
-from dsv41chat.store.prompt_cache import DATABASE, NoRoom, PromptCache
-from dsv41chat.store.prompt_cache_files import CacheCorrupt, read_data, read_header, write_file
+from dsv41chat.store.prompt_cache import DATABASE, PromptCache
+from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom, read_data, read_header, write_file
+from dsv41chat.store.prompt_cache_read import join
 
 log = logging.getLogger(__name__)
 
@@ -407,14 +408,12 @@ def _merge_run(cache: PromptCache, run: list[Any]) -> int:
 
 
 def _joined(cache: PromptCache, run: list[Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    from dsv41chat.store.prompt_cache import _join
-
     opened = []
     try:
         for segment in run:
             opened.append(os.open(cache.folder / segment.file, os.O_RDONLY | os.O_CLOEXEC))
         headers = [read_header(fd, segment.bytes) for fd, segment in zip(opened, run)]
-        out, parts = _join(headers)
+        out, parts = join(headers)
         for fd, header, segment, into in zip(opened, headers, run, parts):
             read_data(fd, header, segment.crc, into)
     finally:

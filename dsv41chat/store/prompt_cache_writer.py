@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable
 
 from dsv41chat.store.errors import StoreError, StoreFull
-from dsv41chat.store.prompt_cache import Entry, Found, NoRoom, PromptCache, Ticket
+from dsv41chat.store.prompt_cache import PromptCache
+from dsv41chat.store.prompt_cache_files import NoRoom
+from dsv41chat.store.prompt_cache_index import Found
+from dsv41chat.store.prompt_cache_put import Entry, Ticket, put
 from dsv41chat.store.prompt_cache_room import enforce, evict, merge, sweep, thin, used_bytes
 
 log = logging.getLogger(__name__)
@@ -170,7 +173,7 @@ class PromptCacheWriter:
 
     def _attempt(self, entry: Entry, ticket: Ticket, pace: Callable[[int], None]) -> None:
         try:
-            self.cache.put(entry, ticket, pace)
+            put(self.cache, entry, ticket, pace)
             return
         except (OSError, StoreFull) as error:
             if not _full(error):
@@ -178,7 +181,7 @@ class PromptCacheWriter:
         # Once more after making room; then leave the disk alone for a while.
         evict(self.cache, used_bytes(self.cache) - 2 * entry.nbytes())
         try:
-            self.cache.put(entry, ticket, pace)
+            put(self.cache, entry, ticket, pace)
         except (OSError, StoreFull) as error:
             if not _full(error):
                 raise

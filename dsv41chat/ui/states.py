@@ -18,7 +18,11 @@ from weakref import WeakKeyDictionary
 
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store.errors import StoreError
-from dsv41chat.store.prompt_cache import CacheCorrupt, Entry, Found, NoRoom, PromptCache, State, Ticket
+from dsv41chat.store.prompt_cache import PromptCache
+from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom
+from dsv41chat.store.prompt_cache_index import Found
+from dsv41chat.store.prompt_cache_put import Entry, Ticket
+from dsv41chat.store.prompt_cache_read import State
 from dsv41chat.store.prompt_cache_writer import PromptCacheWriter
 from dsv41chat.ui.turn_events import Resumed
 

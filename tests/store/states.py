@@ -14,7 +14,9 @@ import time
 from array import array
 from pathlib import Path
 
-from dsv41chat.store.prompt_cache import CacheCorrupt, Entry, NoRoom, PromptCache, Ticket
+from dsv41chat.store.prompt_cache import PromptCache
+from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom
+from dsv41chat.store.prompt_cache_put import Entry, Ticket, put
 from dsv41chat.store.prompt_cache_room import merge, thin
 
 FACTS = {"pack": "one"}
@@ -49,7 +51,7 @@ def save(cache, build, ids, pos: int, parent: Ticket | None = None, kind: str = 
     ids, lo = list(ids[:pos]), parent.hi if parent is not None else 0
     segment = {"pool": pool(ids, lo, pos)} if pos // 2 > lo // 2 else {}
     ticket = Ticket(pos)
-    cache.put(Entry(build, parent, lo, pos, packed(ids), segment, {"win": window(ids)}, kind, conversation, turn, head=head or {}), ticket)
+    put(cache, Entry(build, parent, lo, pos, packed(ids), segment, {"win": window(ids)}, kind, conversation, turn, head=head or {}), ticket)
     return ticket
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from dsv41chat.store import StoreReadOnly
 from dsv41chat.store import prompt_cache_room as room
-from dsv41chat.store.prompt_cache import CacheCorrupt, NoRoom, Ticket
+from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom
+from dsv41chat.store.prompt_cache_put import Ticket
 from tests.store.states import build_of, load, open_cache, packed, save
 
 IDS = list(range(1000, 9000))
@@ -448,7 +449,7 @@ def test_deleting_leaves_no_trace(folder):
 
 
 def test_fault_a_reader_that_does_not_check(cache, build, monkeypatch):
-    from dsv41chat.store import prompt_cache as module
+    from dsv41chat.store import prompt_cache_read as module
 
     save(cache, build, IDS, 300)
     victim = files_of(cache.folder, "tail")[0]

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from dsv41chat.store import prompt_cache as module
-from dsv41chat.store.prompt_cache import Entry
+from dsv41chat.store import prompt_cache_put as module
+from dsv41chat.store.prompt_cache_put import Entry
 from dsv41chat.store.prompt_cache_writer import RATE_BYTES_S, PromptCacheWriter
 from tests.store.states import build_of, load, open_cache, packed, pool, window
 
@@ -109,7 +109,7 @@ def test_a_full_disk(cache, monkeypatch):
 def test_a_failing_index_is_counted(cache, monkeypatch):
     writer = PromptCacheWriter(cache)
     writer.drain()
-    monkeypatch.setattr(cache, "_publish", lambda *a: (_ for _ in ()).throw(RuntimeError("broken")))
+    monkeypatch.setattr(module, "_publish", lambda *a: (_ for _ in ()).throw(RuntimeError("broken")))
     ticket = writer.put(entry(cache))
     assert writer.drain() and ticket.settled and ticket.seg_id is None
     assert cache.counters["write failed: RuntimeError"] == 1 and not list(cache.folder.glob("*/??/*"))

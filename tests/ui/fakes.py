@@ -18,6 +18,7 @@ MARKERS = (
     "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>",
     "｜DSML｜", "<｜latest_reminder｜>", "<｜deepseek_image｜>",
 )  # fmt: skip
+HELLO = "Hello from the fake engine."
 
 
 class FakeTokenizer:
@@ -47,7 +48,7 @@ class Script:
     finish: overrides the end; load_error: raised while loading; load_s: how long loading takes; ignore_cancel: never looks.
     Filled by the fake: opened, the options of every open_engine; sessions, every session made."""
 
-    answer: str | Callable[[tuple[int, ...], int, float], str] = "Hello from the fake engine."
+    answer: str | Callable[[tuple[int, ...], int, float], str] = HELLO
     thinking: str = ""
     delay_s: float = 0.0
     prefill_s: float = 0.0
@@ -62,6 +63,11 @@ class Script:
     opened: list = field(default_factory=list)
     sessions: list = field(default_factory=list)
     tokenizer: Any = field(default_factory=FakeTokenizer)
+
+    @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        """The ids of every prompt that was to be answered."""
+        return [call.prompt.ids for session in self.sessions for call in session.calls]
 
 
 class FakeEngine:

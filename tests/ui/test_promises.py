@@ -80,12 +80,13 @@ TABLE = """
     test_screen_start:without_a_back_end_the_screen_opens_for_reading test_commands:commands_work_without_a_back_end
 4.6  M  the embedded model answers at once and says what it is | chat:first_start_says_what_answers_and_a_turn_runs
 4.7  M  projection, verdicts, whole sum, remedies | tools:a_tight_build_asks_with_the_whole_sum
-4.7  M  context full: choices, never silent truncation | tools:a_full_context_offers_what_can_be_done headless:context_full_before_any_engine_work
+4.7  M  context full: choices, never silent truncation |
+    tools:a_full_context_offers_what_can_be_done headless_failures:context_full_before_any_engine_work
 4.8  M  checkpoints, interrupted answers | chat:an_interrupted_answer_is_announced signals:kill_9_loses_less_than_a_second
 4.8  M  SIGTERM and SIGHUP restore the terminal | terminal:a_signal_restores_the_terminal_and_keeps_the_text
 4.8  M  a fault ends in one paragraph | terminal:a_fault_ends_in_one_paragraph_and_a_clean_terminal
 4.8  M  two processes: read-only, take over | terminal:a_second_process_reads_only tools:two_processes_second_is_read_only
-4.8  M  one large build per machine | headless:only_one_process_holds_a_large_build
+4.8  M  one large build per machine | headless_turns:only_one_process_holds_a_large_build
 4.8  M  database locked, disk full, read-only folder |
     store_trouble:a_full_disk_on_the_screen store_trouble:a_locked_database_on_the_screen store_trouble:a_full_disk_in_scripted_mode
     tools:a_store_that_refuses_leads_to_memory_and_back test_screen_start:a_database_that_cannot_be_opened_is_said_on_the_screen
@@ -106,7 +107,7 @@ TABLE = """
 6    S  line mode | plain:a_conversation_in_lines plain:commands_and_errors plain:interrupts
 6    M  wide characters in cells | render:break_line_loses_nothing_and_fits render:crop_cells
 7    M  command words, options anywhere, near matches |
-    headless:a_prompt_that_reads_like_a_command headless:options_may_stand_anywhere headless:unknown_options_name_near_ones
+    headless_failures:a_prompt_that_reads_like_a_command headless_failures:options_may_stand_anywhere headless_failures:unknown_options_name_near_ones
 7    M  no terminal: scripted, or a usage error |
     headless:without_a_terminal_a_pipe_is_answered_and_it_says_so_once headless:no_terminal_and_no_prompt_is_a_usage_error_with_a_hint
 7    M  full screen with piped input | test_screen_start:piped_text_is_an_attachment_and_keys_come_from_the_terminal
@@ -118,8 +119,8 @@ TABLE = """
 8.1  M  order of input | headless:files_then_stdin_then_prompt headless:stdin_alone_is_verbatim_without_its_last_newline
 8.2  M  text, json, stream-json | headless:json_is_one_object_with_everything headless:stream_json_begins_with_start_and_ends_with_done
 8.3  M  exit codes |
-    headless:strict headless:missing_build_is_one_object_and_exit_4 headless:does_not_fit headless:store_failure
-    headless:locked_conversation
+    headless_turns:strict headless_failures:missing_build_is_one_object_and_exit_4 headless_failures:does_not_fit headless_failures:store_failure
+    headless_turns:locked_conversation
 8.4  S  batch | batch:three_items_with_a_bad_one batch:interrupted_and_resumed_has_no_duplicates
 8.5  S  SIGUSR1 says where it stands | signals:sigusr1_prints_where_it_stands
 8.5  M  signals | signals:a_signal_saves_the_text_and_writes_the_last_event signals:a_second_sigint_leaves_at_once
