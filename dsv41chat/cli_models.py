@@ -108,11 +108,12 @@ def _info(context: Any) -> int:
     ref = host.find(context.args.name)
     view = host.probe(ref)
     engine = context.settings.engine
+    acting = ("qat_sim",) if view.family == "v4" else ("cache_quant", "linear_input_fp8")
     info = {"name": ref.name, "folder": str(ref.folder), "embedded": ref.embedded, "registered": ref.registered} | _facts(view)
     info |= {
         "defaults": dict(view.defaults), "notes": list(view.notes), "formats": dict(view.formats),
         "memory": _memory(view.admission, engine.memory_margin), "routes": host.routes(),
-        "settings": {f"engine.{key}": getattr(engine, key) for key in ("routes", "cache_quant", "linear_input_fp8", "qat_sim")},
+        "settings": {f"engine.{key}": getattr(engine, key) for key in ("routes", *acting)},
     }  # fmt: skip
     info["measured"] = _measured(context, view.fingerprint)
     if context.args.json:

@@ -111,7 +111,7 @@ def verify_full(
     markers. progress: file, bytes read of all files, bytes in all. Raises PackError or Cancelled.
     """
     pack = open_pack(folder)
-    known = _known_digests(pack.folder)
+    known = {folder: _known_digests(folder) for folder in {path.parent for path in pack.index.files}}
     total, read, compared = sum(path.stat().st_size for path in pack.index.files), 0, 0
     for path in pack.index.files:
         stat = path.stat()
@@ -120,10 +120,10 @@ def verify_full(
             done[key] = _sha256(path, lambda n, path=path, read=read: progress(path.name, read + n, total), cancel)
         read += stat.st_size
         progress(path.name, read, total)
-        if path.name in known:
+        if (published := known[path.parent].get(path.name)) is not None:
             compared += 1
-            if done[key] != known[path.name]:
-                raise PackDamaged(f"{path.name} has the sha256 {done[key]}, published is {known[path.name]}", "download the file again")
+            if done[key] != published:
+                raise PackDamaged(f"{path.name} has the sha256 {done[key]}, published is {published}", "download the file again")
     rest = len(pack.index.files) - compared
     words = f"{compared} files have the published sha256" + (f"; of {rest} no digest is known" if rest else "")
     yield Found("checksums", words)

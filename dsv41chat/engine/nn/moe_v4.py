@@ -42,7 +42,7 @@ class MoEV4:
         s = [source.linear(f"{prefix}.shared_experts.{w}.weight") for w in ("w1", "w2", "w3")]
         gate = source.linear(f"{prefix}.gate.weight", rounds=False, dtype=mx.float32)
         bias = None if hashed else source.float32(f"{prefix}.gate.bias")
-        table = source.ids(f"{prefix}.gate.tid2eid") if hashed else None
+        table = source.ids(f"{prefix}.gate.tid2eid", below=experts) if hashed else None
         return cls(gate, bias, table, *e, *s, c.num_experts_per_tok, c.routed_scaling_factor, c.swiglu_limit, c.scoring_func, source.dtype)
 
     def choose(self, x: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array]:

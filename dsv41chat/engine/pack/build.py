@@ -26,6 +26,7 @@ from dsv41chat.engine.kernels.routes import STOCK, extend, install
 from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.pack.dialects import release_tensors
 from dsv41chat.engine.pack.drafter import DrafterFound, find_drafter
+from dsv41chat.engine.pack.elsewhere import with_tables
 from dsv41chat.engine.pack.gate import check_names, names_in_use, table_spec
 from dsv41chat.engine.pack.index import UNFINISHED_NAME, PackIndex, open_index
 from dsv41chat.engine.pack.names import Expected, expected_v41
@@ -108,6 +109,7 @@ def open_pack(folder: str | Path, *, unfinished: bool = False) -> Pack:
         config = replace(config, whole_experts=whole_experts(index.tensors, config))
     plan = build_plan(config)
     expected = expected_v4(config, plan) if family == "v4" else expected_v41(config, plan)
+    index = with_tables(index, expected)
     ignored = ignored_v4(config, plan) if family == "v4" else ()
     notes = check_names(index.tensors, expected, config.num_hidden_layers, fp8_block(outer), ignored)
     formats, odd = survey(index.tensors, expected, outer)

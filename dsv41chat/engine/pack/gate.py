@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from dsv41chat.engine.engram.table import TableRef, TableSpec, find_table, row_format
 from dsv41chat.engine.errors import PackDamaged, PackIncomplete, PackUnsupported
+from dsv41chat.engine.pack.elsewhere import TABLES_FOLDER
 from dsv41chat.engine.pack.formats import identify_slices, slices_of
 from dsv41chat.engine.pack.index import TensorRef
 from dsv41chat.engine.pack.matrix import FLOATS, LEAVES, parts_of, stem_of, where
@@ -142,4 +143,10 @@ def _refuse_missing_engram(missing: list[str], expected: Mapping[str, Expected])
         raise PackIncomplete(
             f"{len(engram)} tensors missing: config.json announces Engram in layers {layers}, and none of its tensors is here",
             "this build was converted without Engram and would compute another model; take one that has it",
+        )
+    tables = [n for n in missing if expected[n].kind == "table"]
+    if tables and len(tables) == len(missing):
+        raise PackIncomplete(
+            f"{len(tables)} tensors missing: {shorten(tables)}: this build leaves its Engram tables to the release",
+            f"put their shards of the release, or a link to the folder that holds them, into the build's folder as {TABLES_FOLDER!r}",
         )

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.errors import PackUnsupported
+from dsv41chat.engine.errors import PackDamaged, PackUnsupported
 from dsv41chat.engine.nn import linear as nn
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
 from dsv41chat.engine.pack.exl3 import Exl3Matrix
 from dsv41chat.engine.pack.formats import identify_slices
 from dsv41chat.engine.pack.index import TensorRef
-from dsv41chat.engine.pack.matrix import Layout, Matrix, floats, raw
+from dsv41chat.engine.pack.matrix import Layout, Matrix, floats, raw, where
 from dsv41chat.engine.pack.mlx_quant import MlxMatrix
 from dsv41chat.engine.pack.names import Expected
 
@@ -50,10 +50,16 @@ class WeightSource:
     def has(self, name: str) -> bool:
         return name in self.tensors
 
-    def ids(self, name: str) -> mx.array:
-        """A table of whole numbers as int32."""
+    def ids(self, name: str, below: int) -> mx.array:
+        """A table of whole numbers from 0 to `below` - 1 as int32. Raises PackDamaged for any other: gathers do not look at them."""
         ref = self.tensors[name]
-        return mx.zeros(ref.shape, mx.int32) if self.empty else mx.array(raw(ref).astype(np.int32))
+        if self.empty:
+            return mx.zeros(ref.shape, mx.int32)
+        found = raw(ref)
+        if found.size and (found.min() < 0 or found.max() >= below):
+            words = f"{name} holds numbers from {found.min():,} to {found.max():,}, there are {below:,} to name {where(ref)}"
+            raise PackDamaged(words, "the table is of another build, or experts were pruned without it")
+        return mx.array(found.astype(np.int32))
 
     def linear(self, name: str, *, rounds: bool = True, dtype: mx.Dtype | None = None) -> AnyLinear:
         """rounds: this matrix is stored as fp8 in the release, so its input takes part in the input rounding.

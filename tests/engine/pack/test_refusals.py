@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 
 import mlx.core as mx
@@ -10,8 +11,11 @@ import numpy as np
 import pytest
 
 from dsv41chat.engine import probe_pack
-from dsv41chat.engine.errors import PackDamaged, PackError, PackIncomplete, PackUnsupported
+from dsv41chat.engine.engram.reader import EngramReader
+from dsv41chat.engine.errors import PackDamaged, PackIncomplete, PackUnsupported
 from dsv41chat.engine.pack.build import build_trunk, open_pack
+from dsv41chat.engine.pack.index import TensorRef
+from dsv41chat.store import Store
 from tests.engine.pack import packs as p
 from tests.engine.pack.test_dialects import DIALECTS, TEXT_ONLY, without_engram
 from tests.engine.pack.test_formats import AFFINE, CASES, MXFP4, wo_a_slices
@@ -45,36 +49,61 @@ def victim(tensors) -> str:
     return next(n for leaf in (".scales", ".suh", ".scale", "_inv", ".weight") for n in mine if n.endswith(leaf))
 
 
+@pytest.fixture
+def refused_by_the_program(program, tmp_path, monkeypatch):
+    """Asks a build something: exit 4, one sentence that names the tensor or the shard, the question kept, and no weight was read."""
+
+    def check(family, config, tensors, match, cut: int = 0):
+        folder = p.write(tmp_path / "pack", config, tensors, family=family)
+        shard = folder / "model-00001-of-00001.safetensors"
+        if cut:
+            shard.write_bytes(shard.read_bytes()[:-cut])
+        read = []
+        with monkeypatch.context() as patch:
+            patch.setattr(TensorRef, "bytes", lambda ref: read.append(ref.name))
+            patch.setattr(EngramReader, "open", lambda *args, **options: read.append("a table"))
+            found = program("--json", "-m", str(folder), "hi", real=True)
+        assert (found.code, found.object["type"], found.object["exit_code"]) == (4, "error", 4)
+        assert re.search(match, found.object["message"]), found.object["message"]
+        assert "\n" not in found.object["message"] and not read
+        with Store.open(program.data, readonly=True) as store:
+            assert [m.text for m in store.tree(found.object["conversation"])] == ["hi"]
+
+    return check
+
+
 @pytest.mark.parametrize("label", SAMPLES)
 class TestEveryPack:
-    def test_a_missing_tensor(self, label, tmp_path):
+    """Through the command line, for each format and dialect."""
+
+    def test_a_missing_tensor(self, label, refused_by_the_program):
         family, config, tensors = sample(label)
         gone = victim(tensors)
-        folder = p.write(tmp_path, config, {k: v for k, v in tensors.items() if k != gone}, family=family)
-        with pytest.raises(PackError, match=r"layers\.1\.attn\.wkv\.\w+ is missing|1 tensors missing: layers\.1\.attn\.wkv\.weight"):
-            probe_pack(folder)
+        match = r"layers\.1\.attn\.wkv\.\w+ is missing|1 tensors missing: layers\.1\.attn\.wkv\.weight"
+        refused_by_the_program(family, config, {k: v for k, v in tensors.items() if k != gone}, match)
 
-    def test_an_extra_tensor(self, label, tmp_path):
+    def test_an_extra_tensor(self, label, refused_by_the_program):
         family, config, tensors = sample(label)
-        folder = p.write(tmp_path, config, tensors | {"layers.1.attn.surprise.weight": ("BF16", np.zeros((2, 2), np.uint16))}, family=family)
-        with pytest.raises(PackIncomplete, match=r"1 tensors unexpected: layers\.1\.attn\.surprise\.weight"):
-            probe_pack(folder)
+        extra = {"layers.1.attn.surprise.weight": ("BF16", np.zeros((2, 2), np.uint16))}
+        refused_by_the_program(family, config, tensors | extra, r"1 tensors unexpected: layers\.1\.attn\.surprise\.weight")
 
-    def test_a_mis_shaped_tensor(self, label, tmp_path):
+    def test_a_mis_shaped_tensor(self, label, refused_by_the_program):
         family, config, tensors = sample(label)
         name = victim(tensors)
         tag, array = tensors[name]
-        folder = p.write(tmp_path, config, tensors | {name: (tag, array[:-1])}, family=family)
-        with pytest.raises(PackError, match=r"(wkv|kv_proj)\.\w+ is .*\(file model-00001-of-00001\.safetensors, offset"):
-            probe_pack(folder)
+        match = r"(wkv|kv_proj)\.\w+ is .*\(file model-00001-of-00001\.safetensors, offset"
+        refused_by_the_program(family, config, tensors | {name: (tag, array[:-1])}, match)
 
-    def test_a_truncated_shard(self, label, tmp_path):
+    def test_a_truncated_shard(self, label, refused_by_the_program):
         family, config, tensors = sample(label)
-        folder = p.write(tmp_path, config, tensors, family=family)
-        path = folder / "model-00001-of-00001.safetensors"
-        path.write_bytes(path.read_bytes()[:-10])
-        with pytest.raises(PackDamaged, match=r"model-00001-of-00001\.safetensors is truncated: its header describes"):
-            probe_pack(folder)
+        refused_by_the_program(family, config, tensors, r"model-00001-of-00001\.safetensors is truncated: its header describes", cut=10)
+
+
+def test_the_sound_packs_are_not_refused(tmp_path):
+    """Else the faults above would prove nothing."""
+    for label in SAMPLES:
+        family, config, tensors = sample(label)
+        assert probe_pack(p.write(tmp_path / label, config, tensors, family=family)).family == family
 
 
 def refused(tmp_path, change, kind, match, choose=lambda name: AFFINE[4], family="v4", load=False, **layout):
