@@ -31,6 +31,7 @@ from dsv41chat.store import (
     files,
     migrations,
 )
+from tests.rights import ordinary_rights
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,27 +40,10 @@ def mode(path):
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-@contextlib.contextmanager
-def no_rights():
-    """The rights of nobody inside the block; whoever is not root has no more anyway."""
-    if os.geteuid() != 0:
-        yield
-        return
-    if not hasattr(os, "setresuid"):
-        pytest.skip("root cannot give up its rights for a while here")
-    os.setresuid(65534, 65534, 0)
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
-
-
 @pytest.fixture
-def sealed():
-    """A folder that everyone may read and nobody may write, once `seal` is called. Not below pytest's own private folder."""
-    base = Path(tempfile.mkdtemp(prefix="store-"))
-    os.chmod(base, 0o755)
-    folder = base / "data"
+def sealed(tmp_path):
+    """A folder that may be read and not be written, once `seal` is called."""
+    folder = tmp_path / "sealed"
 
     def seal():
         for path in folder.iterdir():
@@ -68,7 +52,6 @@ def sealed():
 
     yield folder, seal
     os.chmod(folder, 0o755)
-    shutil.rmtree(base)
 
 
 def fill(store):
@@ -151,7 +134,7 @@ def test_reading_in_a_folder_that_cannot_be_written(sealed):
     with Store.open(folder) as store:
         conversation = fill(store)
     seal()
-    with no_rights():
+    with ordinary_rights():
         with pytest.raises(StoreReadOnly) as caught:
             Store.open(folder)
         assert "--readonly" in caught.value.hint or "--data-dir" in caught.value.hint
@@ -177,7 +160,7 @@ def test_reading_unmerged_changes_in_a_folder_that_cannot_be_written(sealed, tmp
     assert (folder / "chat.db-wal").stat().st_size > 0
     seal()
     temporary = set(Path(tempfile.gettempdir()).glob("dsv41chat-*"))
-    with no_rights(), Store.open(folder, readonly=True) as reader:
+    with ordinary_rights(), Store.open(folder, readonly=True) as reader:
         assert reader.conversation("kept") and reader.search("findable").hits
     assert set(Path(tempfile.gettempdir()).glob("dsv41chat-*")) == temporary
 
@@ -187,7 +170,7 @@ def test_an_unreadable_file_and_a_file_as_folder(sealed, tmp_path):
     with Store.open(folder) as store:
         fill(store)
     os.chmod(folder / "chat.db", 0)
-    with no_rights(), pytest.raises(StoreReadOnly):
+    with ordinary_rights(), pytest.raises(StoreReadOnly):
         Store.open(folder, readonly=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="not a folder|Not a directory"):

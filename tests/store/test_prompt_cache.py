@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import re
 import sqlite3
 import stat
 from pathlib import Path
@@ -14,6 +16,7 @@ from dsv41chat.store import StoreReadOnly
 from dsv41chat.store import prompt_cache_room as room
 from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom
 from dsv41chat.store.prompt_cache_put import Ticket
+from tests.rights import ordinary_rights
 from tests.store.states import build_of, load, open_cache, packed, save
 
 IDS = list(range(1000, 9000))
@@ -269,11 +272,28 @@ def test_an_index_that_is_no_database(folder):
     cache.close()
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="the superuser may write everywhere")
-def test_a_read_only_folder(folder):
-    folder.mkdir(mode=0o500)
-    with pytest.raises(StoreReadOnly):
-        open_cache(folder)
+@pytest.mark.parametrize("what", ["the folder above", "an empty folder", "a folder with states"])
+def test_a_read_only_folder(folder, what):
+    """Refused by name, and nothing in it is changed; once it can be written again its states are there."""
+    if what == "a folder with states":
+        with contextlib.closing(open_cache(folder)) as cache:
+            save(cache, build_of(cache), IDS, 300)
+    elif what == "an empty folder":
+        folder.mkdir()
+    sealed = [folder.parent] if what == "the folder above" else [folder, *folder.rglob("*")]
+    before = {path: path.read_bytes() for path in sealed if path.is_file()}
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in sealed}
+    for path in reversed(sealed):
+        path.chmod(0o400 if path.is_file() else 0o500)
+    try:
+        with ordinary_rights(), pytest.raises(StoreReadOnly, match=re.escape(str(folder.parent))):
+            open_cache(folder)
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    with contextlib.closing(open_cache(folder)) as cache:
+        assert load(cache, build_of(cache), IDS) == (300 if what == "a folder with states" else 0)
 
 
 # room ---------------------------------------------------------------------------------------------------------------------

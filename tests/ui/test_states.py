@@ -8,6 +8,7 @@ import pytest
 
 from dsv41chat.nano import embedded_pack
 from dsv41chat.store.prompt_cache_room import folder_bytes
+from tests.rights import ordinary_rights
 from tests.ui.chats import GREEDY, SEEDED, THINKING, Chat, in_answer, in_prefill
 
 LONG = "Sinkhorn iterations normalise the rows and the columns of a matrix by turns until both sums are one. " * 2
@@ -357,6 +358,30 @@ def test_a_folder_that_cannot_be_used_is_said_once_and_changes_nothing(tmp_path)
         assert len([text for text in first.told if "Computed states are not kept" in text]) == 1 and second.told == []
         assert "not kept" in chat.host.states.stats()["off"]
     assert fresh(tmp_path / "cold", lambda chat: [chat.say(text).hash for text in (LONG, SHORT)]) == [first.hash, second.hash]
+
+
+def test_a_folder_that_became_read_only(tmp_path):
+    """One line, the same answer, no state used or lost; when it can be written again the next turn goes on from the first one's state."""
+    with Chat(tmp_path / "kept") as chat:
+        first, folder = chat.say(LONG), chat.folder
+    sealed = [folder, *folder.rglob("*")]
+    modes = {path: path.stat().st_mode & 0o777 for path in sealed}
+    for path in reversed(sealed):
+        path.chmod(0o400 if path.is_file() else 0o500)
+    try:
+        with ordinary_rights(), Chat(tmp_path / "kept") as chat:
+            second = chat.say(SHORT)
+            third = chat.say("And then?")
+            assert len([text for text in second.told if "Computed states are not kept" in text]) == 1 and third.told == []
+            assert second.cached == 0 and second.message.state == "complete"
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+    with Chat(tmp_path / "kept") as chat:
+        again = chat.say(SHORT, parent_id=first.message.id)
+        assert again.told == [] and again.cached == first.end.usage["context_used"] - 1 and again.hash == second.hash
+    talk = lambda chat: [chat.say(text).hash for text in (LONG, SHORT, "And then?")]
+    assert fresh(tmp_path / "cold", talk) == [first.hash, second.hash, third.hash]
 
 
 def test_drafted_turns_resume_with_their_drafter(tmp_path):
