@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import time
 
+import numpy as np
 import pytest
 
 from dsv41chat.engine import engine
+from dsv41chat.engine.admission import plan_memory
 from dsv41chat.engine.device import Machine
 from dsv41chat.engine.errors import DoesNotFit, PackDamaged
+from dsv41chat.engine.pack.build import open_pack
 from dsv41chat.nano import embedded_pack
 from dsv41chat.store import Store
 from dsv41chat.ui.host import EngineHost
 from tests.engine.pack import packs as p
-from tests.engine.pack.test_formats import CASES
+from tests.engine.pack.test_formats import CASES, MXFP4
+from tests.engine.test_admission import fake_root
+from tests.ui.terminal import Terminal
 
 SHORT = ("--effort", "off", "--max-tokens", "4", "--temperature", "0")
 CONFIG = p.V4 | {"vocab_size": 4096, "sliding_window": 64}
@@ -65,6 +72,23 @@ def test_a_build_that_does_not_fit(program, v4, monkeypatch):
     assert again.code == 0 and again.object["conversation"] == first["conversation"]
 
 
+def test_under_a_cgroup_limit_the_suggested_context_runs(program, monkeypatch, tmp_path):
+    """Exit 5 names a context; with it the same command answers, and the menu has shown it beforehand."""
+    plan, read = plan_memory(open_pack(embedded_pack())), engine.read_machine
+    used = 2 * 10**9 - plan.resident - plan.scratch - int(plan.state(5000))
+    limits = {"memory.max": 2 * 10**9, "memory.current": used}
+    files = {"proc/self/cgroup": "0::/job\n"} | {f"sys/fs/cgroup/job/{name}": f"{value}\n" for name, value in limits.items()}
+    root = fake_root(tmp_path / "root", files)
+    monkeypatch.setattr(engine, "read_machine", lambda: read(root, "cpu"))
+    (row,) = program("models", "list", "--json", real=True).object
+    refused = program("--json", "--context", "8192", *SHORT, "hi", real=True)
+    assert (refused.code, refused.object["code"]) == (5, "does_not_fit") and "of 2.0 GB" in refused.object["message"]
+    context = re.search(r"--context (\d+)", refused.object["hint"])[1]
+    assert 4096 <= int(context) == row["admitted_context"] < 8192
+    answered = program("--json", "--resume", refused.object["conversation"], "--context", context, *SHORT, "hi again", real=True)
+    assert answered.code == 0 and answered.object["usage"]["context_limit"] == int(context)
+
+
 def drain(stream) -> list:
     return list(stream)
 
@@ -109,3 +133,98 @@ def damaged_once(real):
         return real(*args, **options)
 
     return build
+
+
+# in a terminal -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(v4, tmp_path):
+    """A build whose headers are right and whose weights are not: it is refused while it loads."""
+    parts, _ = p.encode(p.tensors("v4", CONFIG), lambda name: MXFP4 if ".ffn.experts." in name else p.plain("BF16"))
+    found = p.flat(parts, stacked=True)
+    tag, scales = found["layers.1.ffn.experts.w1.scales"]
+    found["layers.1.ffn.experts.w1.scales"] = tag, np.full_like(scales, 255)
+    folder = p.write(tmp_path / "V4-broken", CONFIG, found, family="v4")
+    shutil.copy(v4 / "tokenizer.json", folder)
+    return folder
+
+
+def until(found, timeout_s: float = 60.0):
+    """What `found` returns once it is not None."""
+    deadline = time.monotonic() + timeout_s
+    while (value := found()) is None:
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+    return value
+
+
+class Screen:
+    """The real screen on one conversation, driven by keys; what it did is read from the screen and from the store."""
+
+    def __init__(self, terminal: Terminal, store: Store, builds: tuple[str, ...]):
+        self.terminal, self.store, self.builds = terminal, store, builds
+
+    def history(self) -> list:
+        last = self.store.last_conversation()
+        return self.store.path_to(last.leaf_id) if last is not None and last.leaf_id else []
+
+    def say(self, text: str) -> str:
+        """The name of the build that answers, once the turn is over: while it runs the menu reads no headers."""
+        self.terminal.type(text)
+        self.terminal.wait(f"│ {text}")
+        time.sleep(0.2)  # an Enter right behind other keys is taken for a part of a paste
+        self.terminal.keys("Enter")
+
+        def answer():
+            *_, question, answer = [None, None, *self.history()]
+            whole = answer is not None and answer.role == "assistant" and answer.state == "complete" and question.text == text
+            return answer.build_name if whole else None
+
+        name = until(answer)
+        self.terminal.wait("esc stop", gone=True)
+        return name
+
+    def listed(self) -> dict[str, int] | None:
+        """Line of each build in the menu; None as long as one of them is not read."""
+        lines = self.terminal.screen.splitlines()
+        found = {name: n for n, line in enumerate(lines) for name in self.builds if f" {name} " in line and " ctx " in line and "MB" in line}
+        return found if len(found) == len(self.builds) else None
+
+    def switch(self, now: str, to: str, said: str) -> str:
+        """F2, the row of `to`, Enter; returns the menu as it was shown before the choice."""
+        self.terminal.keys("F2")
+        line = until(self.listed)
+        menu = self.terminal.screen
+        step = line[to] - line[now]
+        self.terminal.keys(*["Down" if step > 0 else "Up"] * abs(step), "Enter")
+        self.terminal.wait(said, 60)
+        return menu
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_on_the_real_screen_there_and_back(program, v4, broken, tmp_path):
+    """nano, a V4 build, one that fails to load, nano: the cost is said before, a failure leaves the old build answering, and all of it
+    is one conversation."""
+    for folder in (v4, broken):
+        assert program("models", "add", str(folder), real=True).code == 0
+    with Terminal(tmp_path, 110, 40) as terminal, Store.open(program.data, readonly=True) as store:
+        terminal.run("-m", "dsv41chat", "--data-dir", str(program.data), *SHORT, "-m", "nano")
+        terminal.wait("Ask anything", 60)
+        screen = Screen(terminal, store, ("nano", "V4-tiny", "V4-broken"))
+        answered = [screen.say("one")]
+        menu = screen.switch("nano", "V4-tiny", "V4-tiny answers from now on")
+        used = screen.history()[-1].usage["context_used"]
+        assert f"Switching now: history {used:,} tokens must be prefilled by the new build" in menu
+        answered.append(screen.say("two"))
+        screen.switch("V4-tiny", "V4-broken", "V4-broken was not loaded")
+        assert "V4-tiny goes on answering" in terminal.wait("goes on answering") and "NaN" in terminal.screen
+        answered.append(screen.say("three"))
+        screen.switch("V4-tiny", "nano", "nano answers from now on")
+        answered.append(screen.say("four"))
+        assert answered == ["nano", "V4-tiny", "V4-tiny", "nano"]
+        path = screen.history()
+        assert [m.text for m in path if m.role == "user"] == ["one", "two", "three", "four"]
+        assert len({m.build_fingerprint for m in path if m.role == "assistant"}) == 2
+        terminal.keys("C-q")
+        terminal.wait("exit=0")
