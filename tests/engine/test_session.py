@@ -139,6 +139,11 @@ def test_a_pack_without_a_tokenizer_cannot_chat(engine, monkeypatch):
         list(engine.new_session().generate(None, GREEDY, max_tokens=5))
 
 
+def live_arrays() -> int:
+    gc.collect()
+    return sum(isinstance(o, mx.array) for o in gc.get_objects())
+
+
 def test_memory_stays_flat(engine, monkeypatch):
     """2,000 generated tokens: no growing graph, no leaking array, no trace per step; the pools grow as planned and no more.
 
@@ -152,11 +157,13 @@ def test_memory_stays_flat(engine, monkeypatch):
     for event in session.generate(prompt(engine, "Hello"), noise, max_tokens=2000, loop_stop=False):
         produced += len(event.ids) if isinstance(event, Piece) else 0
         if produced >= 500 * (len(marks) + 1):
-            gc.collect()
-            arrays = sum(isinstance(o, mx.array) for o in gc.get_objects())
+            # Rows that wait for a parked drafter, at most its window, are no growth: it works them off here.
+            waiting = live_arrays()
+            session.drafter.state()
+            arrays = live_arrays()
+            assert waiting - arrays <= session.drafter.window
             pools = sum(a.nbytes for a in session.target.lane.arrays())
             marks.append((arrays, mx.get_active_memory() - pools, len(traces)))
     assert len(marks) == 4
     for live, held, compiled in marks[1:]:
-        # Taps that wait for a parked drafter are bounded by its window; one array kept per round would be more than a thousand.
-        assert live <= marks[0][0] + 128 and held <= marks[0][1] + 2**20 and compiled == marks[0][2]
+        assert live <= marks[0][0] + 2 and held <= marks[0][1] + 16 * 1024 and compiled == marks[0][2]
