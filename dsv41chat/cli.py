@@ -199,6 +199,8 @@ class _Chat:
         """The output is complete: leave the conversation ready for its next turn, unless a signal says to go."""
         if self.interrupts.code is None:
             self.host.settle(SETTLE_S, lambda: self.interrupts.code is not None)
+            for text in self.host.states.take_notices():
+                self.stderr.notice(f"warning: {text}")
 
     def _messages(self, args: Namespace) -> list[str]:
         from dsv41chat.ui.inputs import read_stdin, read_text, user_messages

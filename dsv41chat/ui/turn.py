@@ -410,11 +410,13 @@ class _Turn:
     def _told(self, event: Resumed) -> Iterator[TurnEvent]:
         """What the user is told about a state that was not found or could not be used."""
         left = event.prompt_tokens - event.tokens
-        for notice in self.host.states.take_notices():
+        notices = self.host.states.take_notices()
+        for notice in notices:
             yield Warned("cache", notice)
-        if event.damaged is not None:
-            yield Warned("state_damaged", f"Saved state for this chat could not be used ({event.damaged}); re-reading {left:,} tokens.")
-        if event.cold is not None:
+        if event.trouble is not None:
+            yield Warned("state_damaged", event.trouble)
+        # A notice has said why there is nothing.
+        if event.cold is not None and not (notices and event.cold == "no stored state"):
             yield Noticed("cold", f"cold: {event.cold}; reading {left:,} of {event.prompt_tokens:,} tokens")
 
     def leave_state(self) -> None:

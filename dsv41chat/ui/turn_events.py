@@ -227,6 +227,13 @@ class Resumed:
     cold: str | None = None
     damaged: str | None = None
 
+    @property
+    def trouble(self) -> str | None:
+        """The sentence about a damaged state; None without one."""
+        if self.damaged is None:
+            return None
+        return f"Saved state for this chat could not be used ({self.damaged}); re-reading {self.prompt_tokens - self.tokens:,} tokens."
+
 
 @dataclass(frozen=True)
 class Saved:

@@ -151,33 +151,6 @@ def test_no_false_hits(tmp_path):
         assert back.prefilled == 1 and back.hash == again.hash, "switching back resumes"
 
 
-@pytest.mark.parametrize("damage", ["seg", "tail", "missing", "index"])
-def test_damage_is_told_once_and_changes_nothing(tmp_path, damage):
-    with Chat(tmp_path / "kept") as chat:
-        first = chat.say(LONG)
-        folder = chat.folder
-    if damage == "index":
-        (folder / "index.db").write_bytes(b"no database " * 1000)
-    for path in folder.glob("tail/??/*" if damage == "tail" else "seg/??/*"):
-        if damage == "missing":
-            path.unlink()
-        elif damage != "index":
-            data = bytearray(path.read_bytes())
-            data[-5] ^= 4
-            path.write_bytes(data)
-    with Chat(tmp_path / "kept") as chat:
-        second = chat.say(SHORT)
-        # A missing file may have been noticed by the sweep at the start.
-        reasons = {"missing": ("(missing file); re-reading", "state damaged, removed"), "index": ("could not be read",)}
-        assert len([text for text in second.told if any(reason in text for reason in reasons.get(damage, ("(checksum); re-reading",)))]) == 1
-        assert second.cached == 0
-    with Chat(tmp_path / "kept") as chat:
-        third = chat.say("And then?")
-        assert third.told == [] and third.cached == second.end.usage["context_used"] - 1
-    talk = lambda chat: [chat.say(text).hash for text in (LONG, SHORT, "And then?")]
-    assert [first.hash, second.hash, third.hash] == fresh(tmp_path / "cold", talk)
-
-
 def test_a_state_that_breaks_the_prompt_is_dropped_and_the_prompt_read_again(tmp_path, monkeypatch):
     from dsv41chat.engine.errors import EngramReadError
     from dsv41chat.engine.session import Session

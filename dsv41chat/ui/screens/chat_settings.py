@@ -292,6 +292,8 @@ class SettingsActions:
             return
         if found is None or self.conversation is None or self.conversation.id != conversation_id:
             return
+        if found.trouble is not None:
+            self.tell(found.trouble, "warning")
         if found.tokens:
             self.tell(f"ready: resumed {found.tokens:,} tokens in {duration(found.seconds)}")
         elif found.cold is not None:
