@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -41,24 +42,31 @@ def test_each_turn_in_a_new_process(tmp_path, options):
     assert hashes == fresh(tmp_path / "cold", lambda chat: [chat.say(text, options).hash for text in texts])
 
 
-def test_edit_regenerate_and_back(tmp_path):
+LENGTHS = [pytest.param(1, id="short"), pytest.param(20, marks=pytest.mark.slow, id="over 1,000 tokens")]
+
+
+@pytest.mark.parametrize("times", LENGTHS)
+@pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_edit_regenerate_and_back(tmp_path, options, times):
     """A retry reads one id; an edit what follows it; the old branch is as it was."""
 
     def talk(chat):
-        first = chat.say(LONG)
-        second = chat.say(SHORT)
-        third = chat.say("And then?")
-        retry = chat.say(regenerate=third.message.id)
-        edited = chat.say("How seldom?", parent_id=first.message.id)
-        back = chat.say("Go on.", parent_id=third.message.id)
-        changed = chat.say("Quite another beginning of it all.", parent_id=None)
+        first = chat.say(LONG * times, options)
+        second = chat.say(SHORT, options)
+        third = chat.say("And then?", options)
+        retry = chat.say(None, options, regenerate=third.message.id)
+        edited = chat.say("How seldom?", options, parent_id=first.message.id)
+        back = chat.say("Go on.", options, parent_id=third.message.id)
+        changed = chat.say("Quite another beginning of it all.", options, parent_id=None)
         talk.said = (first, second, third, retry, edited, back, changed)
         return [said.hash for said in talk.said]
 
     with Chat(tmp_path / "kept") as chat:
         hashes = talk(chat)
         first, second, third, retry, edited, back, changed = talk.said
-        assert retry.prefilled == 1 and retry.hash == third.hash
+        assert times == 1 or first.end.usage["prompt_tokens"] > 1000
+        # A seed moves by the sibling's number, so that a retry of a sampled answer is another answer.
+        assert retry.prefilled == 1 and (retry.hash == third.hash) == (options is GREEDY)
         assert edited.cached >= first.end.usage["context_used"] - 1
         assert back.cached >= third.end.usage["context_used"] - 1
         assert changed.cached < 10 and changed.resumed.cold is None, "the first message has no history to be cold about"
@@ -89,15 +97,17 @@ def test_edit_at_every_message_of_a_long_chat(tmp_path):
     assert hashes == fresh(tmp_path / "cold", talk)
 
 
-@pytest.mark.parametrize(
-    ("options", "stop"), [(GREEDY, in_prefill), (THINKING, in_answer(2)), (GREEDY, in_answer(2))], ids=["prefill", "thinking", "answer"]
-)
-def test_cancelled_turns(tmp_path, options, stop):
+@pytest.mark.parametrize("times", LENGTHS)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("where", ["prefill", "thinking", "answer"])
+def test_cancelled_turns(tmp_path, where, sampling, times):
     """After a cancel the next turn, here and in a new process, answers as without states. `stop` acts on events, so on both sides alike."""
+    options = (THINKING if where == "thinking" else GREEDY) | sampling
+    stop = in_prefill if where == "prefill" else in_answer(2)
 
     def cancelled(chat):
-        chat.say(LONG, options)
-        return chat.say(LONG * 2 if stop is in_prefill else SHORT, options, stop=stop)
+        chat.say(LONG * times, options)
+        return chat.say(LONG * 2 if where == "prefill" else SHORT, options, stop=stop)
 
     with Chat(tmp_path / "kept") as chat:
         gone = cancelled(chat)
@@ -138,13 +148,26 @@ def test_no_false_hits(tmp_path):
         chat.store.set_settings(chat.id, {})
         again = chat.say(SHORT, parent_id=first.message.id, build=str(tmp_path / "copy"))
         assert again.cached == first.end.usage["context_used"] - 1 and again.told == []
-    changed = build("changed")
-    config = (changed / "config.json").read_bytes()
-    (changed / "config.json").write_bytes(config.replace(b"{", b"{ ", 1))
-    with Chat(tmp_path / "kept", pack=changed) as chat:
-        chat.id = first.end.conversation_id
-        foreign = chat.say(SHORT, parent_id=first.message.id, build=str(changed))
-        assert foreign.cached == 0 and "cold: other build" in foreign.told[0] and foreign.hash == again.hash
+    def other_config(folder: Path) -> None:
+        config = (folder / "config.json").read_bytes()
+        (folder / "config.json").write_bytes(config.replace(b"{", b"{ ", 1))
+
+    def other_header(folder: Path) -> None:
+        """One byte in a shard's header that changes nothing else: its last space becomes a line feed."""
+        shard = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+        data = bytearray(shard.read_bytes())
+        end = 8 + int.from_bytes(data[:8], "little")
+        assert data[end - 1 : end] == b" ", "the header is padded"
+        data[end - 1] = 0x0A
+        shard.write_bytes(data)
+
+    for change in (other_config, other_header):
+        changed = build(change.__name__)
+        change(changed)
+        with Chat(tmp_path / "kept", pack=changed) as chat:
+            chat.id = first.end.conversation_id
+            foreign = chat.say(SHORT, parent_id=first.message.id, build=str(changed))
+            assert foreign.cached == 0 and "cold: other build" in foreign.told[0] and foreign.hash == again.hash
     with Chat(tmp_path / "kept", pack=tmp_path / "copy") as chat:
         chat.id = first.end.conversation_id
         back = chat.say(SHORT, parent_id=first.message.id, build=str(tmp_path / "copy"))
@@ -183,12 +206,20 @@ def test_switched_off(tmp_path):
 
 
 def test_the_budget_holds_and_the_open_conversation_resumes(tmp_path):
-    budget = 900_000
+    """Five conversations of two builds past a small budget: the folder is within it after each, and the open one goes on."""
+    budget, other = 900_000, tmp_path / "other"
+    shutil.copytree(embedded_pack(), other)
+    (other / "config.json").write_bytes((other / "config.json").read_bytes().replace(b"{", b"{ ", 1))
+    written = 0
     for number in range(5):
-        with Chat(tmp_path / "kept", budget=budget) as chat:
+        with Chat(tmp_path / "kept", budget=budget, pack=other if number % 2 else None) as chat:
             chat.new(f"Conversation {number}. " + LONG)
             folder = chat.folder
+            assert chat.host.settle(60)
+            counters = chat.host.states.stats()["counters"]
+            written = counters["bytes written"]
         assert folder_bytes(folder) <= budget
+    assert written > 1.2 * budget and counters["evicted"] > 0
     with Chat(tmp_path / "kept", budget=budget) as chat:
         assert chat.say(SHORT).cached > 0
     assert folder_bytes(folder) <= budget
@@ -252,6 +283,33 @@ def test_a_shared_system_text_is_read_once(tmp_path):
     with Chat(tmp_path / "kept") as chat:
         other = chat.new("What is a matrix?", system=system)
         assert other.cached > 0 and other.cached % 128 == 0 and other.told == []
+        assert chat.host.states.stats()["by_kind"]["S"] == 1
+    talk = lambda chat: [chat.new(text, system=system).hash for text in (SHORT, "What is a matrix?")]
+    assert fresh(tmp_path / "cold", talk) == [first.hash, other.hash]
+
+
+def test_a_long_prefill_that_was_stopped_goes_on_from_the_grid(tmp_path, monkeypatch):
+    """Marks that a long prefill leaves on its way; here the grid is as fine as a short test needs, and the cancel comes right after one."""
+    from dsv41chat.ui import states as module
+
+    monkeypatch.setattr(module, "LONG_GRID", 256)
+    monkeypatch.setattr(module, "LONG_GAP", 128)
+    keep, text = module.States.keep, LONG * 12
+    with Chat(tmp_path / "kept") as chat, monkeypatch.context() as patch:
+
+        def keep_and_stop(self, session, kind, turn):
+            keep(self, session, kind, turn)
+            if kind == "G":
+                chat.controller.cancel()
+
+        patch.setattr(module.States, "keep", keep_and_stop)
+        stopped = chat.say(text)
+        assert stopped.end.finish == "cancelled" and stopped.message is None
+    with Chat(tmp_path / "kept") as chat:
+        again = chat.say(text, parent_id=None)
+        assert again.resumed.source == "disk" and 256 <= again.cached < again.end.usage["prompt_tokens"] - 1
+        assert again.prefilled == again.rows - again.end.usage["completion_tokens"] + 1
+    assert fresh(tmp_path / "cold", lambda chat: [chat.say(text).hash]) == [again.hash]
 
 
 def test_the_estimate_knows_the_stored_states(tmp_path):
