@@ -26,31 +26,31 @@ chat --prompt            | headless:prompt_file_is_verbatim_and_keeps_its_place
 chat --prompt-file       | headless:prompt_file_is_verbatim_and_keeps_its_place
 chat --file              | headless:files_then_stdin_then_prompt test_screen_start:files_are_attachments
 chat --no-stdin          | headless:no_stdin_leaves_a_pipe_alone
-chat --continue          | headless:continue_and_resume_send_the_history_with_verbatim_ids
-chat --resume            | headless:continue_and_resume_send_the_history_with_verbatim_ids test_screen_start:which_conversation
-chat --conversation      | headless:conversation_makes_it_when_absent
-chat --branch            | headless:branch_attaches_to_an_earlier_message
-chat --fork              | headless:fork_copies_first
-chat --system            | headless:system_prompt
-chat --system-file       | headless:system_prompt
-chat --no-save           | headless:no_save_leaves_nothing
-chat --no-cache          | headless:no_cache_computes_every_prompt
+chat --continue          | headless_turns:continue_and_resume_send_the_history_with_verbatim_ids
+chat --resume            | headless_turns:continue_and_resume_send_the_history_with_verbatim_ids test_screen_start:which_conversation
+chat --conversation      | headless_turns:conversation_makes_it_when_absent
+chat --branch            | headless_turns:branch_attaches_to_an_earlier_message
+chat --fork              | headless_turns:fork_copies_first
+chat --system            | headless_turns:system_prompt
+chat --system-file       | headless_turns:system_prompt
+chat --no-save           | headless_turns:no_save_leaves_nothing
+chat --no-cache          | headless_turns:no_cache_computes_every_prompt
 chat --model             | test_commands:model_names_and_folders_of_the_config
-chat --effort            | headless:max_tokens_stop_and_effort
-chat --temperature       | headless:sampling_options_reach_the_engine
-chat --top-p             | headless:sampling_options_reach_the_engine
-chat --min-p             | headless:sampling_options_reach_the_engine
-chat --top-k             | headless:sampling_options_reach_the_engine
-chat --presence-penalty  | headless:sampling_options_reach_the_engine
-chat --frequency-penalty | headless:sampling_options_reach_the_engine
-chat --seed              | headless:seeds embedded:seeds_repeat_in_new_processes_and_differ_from_each_other
-chat --max-tokens        | headless:max_tokens_stop_and_effort
-chat --max-answer-tokens | headless:the_answers_own_limit
-chat --stop              | headless:max_tokens_stop_and_effort
-chat --draft             | headless:sampling_options_reach_the_engine headless:a_draft_that_the_build_cannot_make_is_refused
-chat --context           | headless:engine_options_reach_the_engine
+chat --effort            | headless_turns:max_tokens_stop_and_effort
+chat --temperature       | headless_turns:sampling_options_reach_the_engine
+chat --top-p             | headless_turns:sampling_options_reach_the_engine
+chat --min-p             | headless_turns:sampling_options_reach_the_engine
+chat --top-k             | headless_turns:sampling_options_reach_the_engine
+chat --presence-penalty  | headless_turns:sampling_options_reach_the_engine
+chat --frequency-penalty | headless_turns:sampling_options_reach_the_engine
+chat --seed              | headless_turns:seeds embedded:seeds_repeat_in_new_processes_and_differ_from_each_other
+chat --max-tokens        | headless_turns:max_tokens_stop_and_effort
+chat --max-answer-tokens | headless_turns:the_answers_own_limit
+chat --stop              | headless_turns:max_tokens_stop_and_effort
+chat --draft             | headless_turns:sampling_options_reach_the_engine headless_turns:a_draft_that_the_build_cannot_make_is_refused
+chat --context           | headless_turns:engine_options_reach_the_engine
 chat --engram            | engram:settings_reach_the_reader
-chat --allow-second      | headless:only_one_process_holds_a_large_build
+chat --allow-second      | headless_turns:only_one_process_holds_a_large_build
 chat --headless          | headless:text_writes_the_answer_and_nothing_else
 chat --text              | test_screen_start:an_option_of_scripted_mode_implies_it
 chat --json              | headless:json_is_one_object_with_everything
@@ -60,11 +60,11 @@ chat --show-thinking     | headless:show_thinking_goes_to_stderr_dim_on_a_termin
 chat --extract           | headless:extract
 chat --output            | headless:output_file_appears_complete_and_is_not_overwritten
 chat --force             | headless:output_file_appears_complete_and_is_not_overwritten switch:a_build_that_does_not_fit
-chat --strict            | headless:strict
+chat --strict            | headless_turns:strict
 chat --timeout           | signals:the_time_limit
 chat --progress          | headless:progress
-chat --load-only         | headless:load_only_and_dry_run_answer_nothing
-chat --dry-run           | headless:load_only_and_dry_run_answer_nothing
+chat --load-only         | headless_turns:load_only_and_dry_run_answer_nothing
+chat --dry-run           | headless_turns:load_only_and_dry_run_answer_nothing
 chat --batch             | batch:three_items_with_a_bad_one
 chat --batch-output      | batch:output_file_and_resume
 chat --resume-batch      | batch:interrupted_and_resumed_has_no_duplicates
@@ -76,9 +76,9 @@ chat --theme             | test_screen_start:options_of_the_screen
 chat --no-mouse          | test_screen_start:options_of_the_screen
 chat --readonly          | test_screen_start:which_conversation
 chat --plain             | test_option_effects:plain_is_the_line_mode
-chat --config            | headless:config_errors
+chat --config            | headless_failures:config_errors
 chat --data-dir          | test_commands:an_empty_place_is_refused engram:settings_reach_the_reader
-chat --log-file          | headless:log_file_and_debug_output
+chat --log-file          | headless_turns:log_file_and_debug_output
 chat --quiet             | headless:quiet_leaves_stderr_empty
 chat --verbose           | headless:verbose_prints_timings headless:draft_events_come_with_verbose
 chat --version           | test_commands:version

@@ -112,9 +112,9 @@ TABLE = """
     headless:without_a_terminal_a_pipe_is_answered_and_it_says_so_once headless:no_terminal_and_no_prompt_is_a_usage_error_with_a_hint
 7    M  full screen with piped input | test_screen_start:piped_text_is_an_attachment_and_keys_come_from_the_terminal
 7    M  every option has a test of its effect | test_effects:nothing_is_missing_and_nothing_is_stale
-7    S  --max-answer-tokens | headless:the_answers_own_limit engine/answer:the_answers_own_limit_leaves_the_thinking_alone
+7    S  --max-answer-tokens | headless_turns:the_answers_own_limit engine/answer:the_answers_own_limit_leaves_the_thinking_alone
 7    M  --extract, -o, --load-only, --dry-run | headless:extract headless:output_file_appears_complete_and_is_not_overwritten
-    headless:load_only_and_dry_run_answer_nothing
+    headless_turns:load_only_and_dry_run_answer_nothing
 7    S  --send, --pick, --theme, --readonly | test_screen_start:options_of_the_screen
 8.1  M  order of input | headless:files_then_stdin_then_prompt headless:stdin_alone_is_verbatim_without_its_last_newline
 8.2  M  text, json, stream-json | headless:json_is_one_object_with_everything headless:stream_json_begins_with_start_and_ends_with_done
@@ -151,7 +151,7 @@ TABLE = """
 12.9 M  pipes: every line parses, head is quiet, SIGINT 130 | acceptance:9_head_of_a_pipe_is_quiet
     headless:stream_json_begins_with_start_and_ends_with_done signals:a_reader_that_goes_away_ends_it_quietly
     signals:a_signal_saves_the_text_and_writes_the_last_event
-12.10 M a missing build: one object, exit 4 | headless:missing_build_is_one_object_and_exit_4
+12.10 M a missing build: one object, exit 4 | headless_failures:missing_build_is_one_object_and_exit_4
 12.11 M batch with a bad item; interrupted and resumed | batch:three_items_with_a_bad_one batch:interrupted_and_resumed_has_no_duplicates
 12.12 M closed and silent input | signals:closed_and_silent_standard_input_do_not_hang
 12.13 M no back end: start, search, export | acceptance:13_without_a_back_end_it_starts_searches_and_exports
