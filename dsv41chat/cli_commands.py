@@ -6,7 +6,6 @@ A command prints data to stdout (tables, or with --json one array or object) and
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from dsv41chat.cli_options import PLANNED, Parser, add_common, chat_parser, program
 from dsv41chat.settings import ConfigError, Settings, load_settings
 from dsv41chat.ui.output import SCHEMA, Out, OutputFailed, ReaderGone, Stderr, UsageError, require_stdout
-from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.sanitize import json_text, visible, visible_line
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +58,14 @@ class Context:
             return self._host
 
     def print(self, text: str) -> None:
-        self.out.write(text + "\n")
+        self.write(text + "\n")
+
+    def write(self, text: str) -> None:
+        """To stdout; on a terminal nothing of the text acts."""
+        self.out.write(visible(text) if self.out.terminal else text)
 
     def json(self, value: Any) -> None:
-        self.out.write(json.dumps(value, ensure_ascii=False) + "\n")
+        self.out.write(json_text(value) + "\n")
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Columns as wide as their longest cell, the last one as it is."""
@@ -201,7 +204,7 @@ def _fail(error: Exception, as_json: bool, stderr: Stderr) -> int:
     if as_json:
         fields = {"v": SCHEMA, "type": "error", "code": code, "message": message, "hint": hint, "exit_code": number}
         try:
-            Out().write(json.dumps(fields, ensure_ascii=False) + "\n")
+            Out().write(json_text(fields) + "\n")
         except ReaderGone:
             log.info("nobody reads the error")
         except OutputFailed:

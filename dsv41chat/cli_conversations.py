@@ -135,7 +135,7 @@ def _export(context: Any) -> int:
     chosen = [store.conversation(row.id) for row in store.list_conversations()] if args.all else [store.conversation(args.id)]
     text = export(chosen, store, args.format or ("json" if args.json else "md"), many=args.all)
     out = Out(Path(args.output).expanduser(), force=args.force) if args.output else context.out
-    out.write(text)
+    out.write(visible(text) if out.terminal else text)
     out.close(True)
     if args.output:
         context.stderr.notice(f"{len(chosen)} conversation{'s' if len(chosen) != 1 else ''} written to {args.output}")

@@ -8,9 +8,18 @@ from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from dsv41chat.ui.sanitize import visible
+
 _BYTES = 2_000_000
 _FILES = 5
 _FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+
+
+class _Visible(logging.Formatter):
+    """For a terminal: an exception's text may hold anything."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 class _PrivateFile(RotatingFileHandler):
@@ -47,7 +56,7 @@ def start_logging(folder: Path, level: str, file: Path | None = None, *, stderr:
         problem = f"the log {path} cannot be written: {error.strerror}"
     if stderr:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(_FORMAT))
+        handler.setFormatter(_Visible(_FORMAT))
         logger.addHandler(handler)
     return problem
 

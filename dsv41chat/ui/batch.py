@@ -20,6 +20,7 @@ from dsv41chat.store import StoreError
 from dsv41chat.ui.inputs import decode, read_stdin, read_text
 from dsv41chat.ui.interrupts import Interrupts
 from dsv41chat.ui.output import SCHEMA, Out, Stderr, UsageError, show_progress
+from dsv41chat.ui.sanitize import json_text
 from dsv41chat.ui.turn_events import Failed, Finished, Started, TurnRequest, exit_code
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def run(items: Sequence[Item], controller: TurnController, plan: Plan, out: Out,
             if item.id in done:
                 continue
             line, ended = _run_item(item, controller, plan, base + index, stderr, interrupts)
-            writer.write(json.dumps({"v": SCHEMA, "id": item.id} | line, ensure_ascii=False) + "\n")
+            writer.write(json_text({"v": SCHEMA, "id": item.id} | line) + "\n")
             ran += 1
             if ended:
                 return interrupts.code or 130

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dsv41chat import __version__
+from dsv41chat.ui.sanitize import json_text
 
 if TYPE_CHECKING:
     from dsv41chat.store import Conversation, Message, Store
@@ -36,10 +36,10 @@ def export(
     if format == "json":
         values = [_as_dict(c, store.tree(c.id) if tree else store.path_to(leaf or c.leaf_id)) for c in conversations]
         value = values if many else values[0]
-        return value if parsed else json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        return value if parsed else json_text(value, indent=1) + "\n"
     if format == "jsonl":
         rows = [{"conversation": c.id, **message_dict(m)} for c in conversations for m in store.tree(c.id)]
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        return "".join(json_text(row) + "\n" for row in rows)
     write = markdown if format == "md" else readable
     return "\n".join(write(c, store.path_to(leaf or c.leaf_id)) for c in conversations)
 

@@ -6,7 +6,6 @@ One sink per output mode turns the events of ui/turn_events.py into what scripts
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from dsv41chat import __version__
 from dsv41chat.ui.interrupts import Interrupted
-from dsv41chat.ui.sanitize import visible, visible_line
+from dsv41chat.ui.sanitize import json_text, visible, visible_line
 from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Noticed, Piece, Prefill, Ready, Residency, Saved, Started, Warned
 
 if TYPE_CHECKING:
@@ -286,7 +285,7 @@ class Sink:
 
     def _line(self, fields: dict[str, Any]) -> str:
         head = {"v": SCHEMA, "type": fields["type"], "t": round(self.clock(), 4), "turn": self.turn}
-        return json.dumps(head | fields, ensure_ascii=False) + "\n"
+        return json_text(head | fields) + "\n"
 
 
 class TextSink(Sink):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 TAB_CELLS = 4
 
 _REPLACEMENTS: dict[int, str] = {code: chr(0x2400 + code) for code in range(0x20)}
@@ -15,6 +18,9 @@ _SURROGATES = {code: "\ufffd" for code in range(0xD800, 0xE000)}
 _REPLACEMENTS.update(_SURROGATES)
 _REPLACEMENTS.update({0x2028: "\n", 0x2029: "\n"})
 _REPLACEMENTS.pop(0x0A)
+
+# JSON escapes what is below a space itself.
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*_REPLACEMENTS, 0x85) if code >= 0x7F}
 
 _ONE_LINE = _REPLACEMENTS | {0x0A: "\u2424", 0x09: " ", 0x2028: " ", 0x2029: " "}
 
@@ -35,6 +41,11 @@ def visible_line(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return text.replace("\r\n", "\n").translate(_ONE_LINE)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """`value` as JSON in which nothing can act on a terminal or end a line: the same data, such characters as escapes."""
+    return json.dumps(value, ensure_ascii=False, indent=indent).translate(_ESCAPES)
 
 
 def sendable(text: str) -> str:

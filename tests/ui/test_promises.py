@@ -55,6 +55,8 @@ TABLE = """
 4.1  M  thinking folded with a live counter, kept when stopped | chat:thinking_is_folded_while_it_runs_and_kept_when_stopped
 4.1  M  control characters are shown as symbols |
     chat:escape_sequences_of_any_text_never_reach_the_screen terminal:no_control_byte_of_any_text_reaches_the_terminal
+    output_safety:commands output_safety:scripted_mode_on_a_terminal output_safety:errors_and_notices output_safety:the_line_mode
+    output_safety:a_megabyte
 4.1  S  links, images as text | render:links_carry_only_web_addresses
 4.1  S  formulas as Unicode | render:formulas_become_unicode_and_prices_stay
 4.1  M  tables wrap, then scroll; code wraps only on demand |

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import unicodedata
@@ -19,7 +18,7 @@ from textual.widgets.option_list import Option
 
 from dsv41chat.store import Store
 from dsv41chat.ui.export import export, markdown, message_dict, readable
-from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.sanitize import json_text, visible_line
 from dsv41chat.ui.screens.dialogs import LineScreen
 
 FORMATS = (("md", "markdown"), ("json", "json"), ("jsonl", "jsonl"), ("text", "text"))
@@ -50,9 +49,9 @@ def compose_export(store: Store, request: ExportRequest) -> str:
     if request.scope == "message" and message is not None:
         path = [store.message(message)]
         if request.format == "json":
-            return json.dumps(message_dict(path[0]), ensure_ascii=False, indent=1) + "\n"
+            return json_text(message_dict(path[0]), indent=1) + "\n"
         if request.format == "jsonl":
-            return json.dumps({"conversation": conversation.id, **message_dict(path[0])}, ensure_ascii=False) + "\n"
+            return json_text({"conversation": conversation.id, **message_dict(path[0])}) + "\n"
         return _written(request, path)
     every = request.scope == "all"
     if request.format == "json":
@@ -61,7 +60,7 @@ def compose_export(store: Store, request: ExportRequest) -> str:
         if every:
             return export([conversation], store, "jsonl")
         rows = [{"conversation": conversation.id, **message_dict(one)} for one in store.path_to(request.leaf)]
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        return "".join(json_text(row) + "\n" for row in rows)
     if not every:
         return _written(request, store.path_to(request.leaf))
     tree = store.tree(conversation.id)
