@@ -6,7 +6,7 @@ layers after it is a `Stream`, which can be kept on disk between two layers. The
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -152,17 +152,14 @@ class LayerWalk:
         mx.eval(list(passed.stream.arrays().values()), list(made.values()))
         return passed
 
-    def logits(self, stream: Stream) -> mx.array:
-        """float32 [n, vocab] after the last layer; reads the head."""
+    def head(self) -> Callable[[Stream, slice], mx.array]:
+        """What gives float32 logits [rows, vocab] of some rows of a stream after the last layer; it holds the head's weights."""
         c = self.pack.config
-        head = self.source.linear("head.weight", rounds=False, dtype=mx.float32 if c.family == "v41" else None)
-        trunk = replace(self._trunk, head=head)
+        trunk = replace(self._trunk, head=self.source.linear("head.weight", rounds=False, dtype=mx.float32 if c.family == "v41" else None))
         if c.family == "v4":
-            found = replace(trunk, head_mix=HyperHead.load(c, self.source, "hc_head")).logits(stream.h)
-        else:
-            found = trunk.logits(stream.h, stream.pre)
-        mx.eval(found)
-        return found
+            trunk = replace(trunk, head_mix=HyperHead.load(c, self.source, "hc_head"))
+            return lambda stream, rows: trunk.logits(stream.h[rows])
+        return lambda stream, rows: trunk.logits(stream.h[rows], stream.pre[rows])
 
     def _own(self, index: int) -> list[RingSpec | PoolSpec]:
         return [s for s in self._trunk.lane_specs() if s.name.rsplit(".", 1)[1] == str(index)]

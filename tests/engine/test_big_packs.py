@@ -23,13 +23,13 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
-def config(experts: int) -> dict:
-    return p.V4 | {"hidden_size": 1024, "moe_intermediate_size": 1024, "n_routed_experts": experts, "vocab_size": 4096}
+def config(experts: int, **changes) -> dict:
+    return p.V4 | {"hidden_size": 1024, "moe_intermediate_size": 1024, "n_routed_experts": experts, "vocab_size": 4096} | changes
 
 
-def write_big(folder: Path, experts: int, bits: int | None) -> Path:
+def write_big(folder: Path, experts: int, bits: int | None, **changes) -> Path:
     """Matrices as affine words of `bits` in groups of 64, or as bfloat16 when bits is None; written tensor by tensor."""
-    outer = config(experts)
+    outer = config(experts, **changes)
     c = parse_v4(outer)
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, want in expected_v4(c, build_plan(c), stacked=True).items():

@@ -227,7 +227,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(PackIncomplete, match="too few to calibrate with"):
         CalibrationText.read(tmp_path / "short.txt", tokenizer, "v41")
     (tmp_path / "bad.jsonl").write_text("no json")
-    with pytest.raises(PackDamaged, match="cannot be read as a calibration text"):
+    with pytest.raises(PackDamaged, match="cannot be read as a text"):
         CalibrationText.read(tmp_path / "bad.jsonl", tokenizer, "v41")
 
 

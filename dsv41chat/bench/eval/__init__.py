@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-ARMS = ("ppl", "report")
+ARMS = ("ppl", "ladder", "report")
 
 
 def arm(name: str) -> Any:

@@ -45,19 +45,25 @@ class CalibrationText:
     def read(cls, path: Path, tokenizer: ChatTokenizer, family: str, most: int = MOST_TOKENS, window: int = WINDOW_TOKENS) -> CalibrationText:
         """path: plain text, or JSON lines {"messages": [{"role", "content"}, ...]}, put as the chat puts them. At least two windows,
         shorter ones when the text is short. Raises PackIncomplete for a text of less than 64 tokens, PackDamaged for unreadable lines."""
-        data = path.read_bytes()
-        try:
-            text = data.decode("utf-8")
-            ids = _conversations(text, tokenizer, family) if path.suffix == ".jsonl" else tokenizer.encode_text(text)
-        except (ValueError, KeyError, TypeError) as error:
-            raise PackDamaged(f"{path.name} cannot be read as a calibration text: {error}", "UTF-8 text, or JSON lines with messages") from error
+        ids, digest = text_ids(path, tokenizer, family)
         ids = ids[:most]
         if len(ids) < 64:
             raise PackIncomplete(f"{path.name} has {len(ids)} tokens, too few to calibrate with", "give a text of some thousand tokens")
         size = min(window - 1, -(-len(ids) // 2))
         first = tokenizer.marker(BOS)
         windows = tuple((first, *ids[a : a + size]) for a in range(0, len(ids), size))
-        return cls(path.name, hashlib.sha256(data).hexdigest(), windows)
+        return cls(path.name, digest, windows)
+
+
+def text_ids(path: Path, tokenizer: ChatTokenizer, family: str) -> tuple[list[int], str]:
+    """(ids without a leading BOS, sha256 of the file) of plain text, or of JSON lines with messages. Raises PackDamaged."""
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8")
+        ids = _conversations(text, tokenizer, family) if path.suffix == ".jsonl" else tokenizer.encode_text(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise PackDamaged(f"{path.name} cannot be read as a text: {error}", "UTF-8 text, or JSON lines with messages") from error
+    return ids, hashlib.sha256(data).hexdigest()
 
 
 def _conversations(text: str, tokenizer: ChatTokenizer, family: str) -> list[int]:
