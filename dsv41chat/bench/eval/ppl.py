@@ -56,15 +56,19 @@ class Options:
 
     def words(self) -> list[object]:
         """As on the command line."""
-        name = next((name for name, path in CORPORA.items() if path == self.corpus), self.corpus)
-        words: list[object] = ["--corpus", name]
+        words: list[object] = ["--corpus", corpus_name(self.corpus)]
         for option in ("window", "stride", "tokens", "dtype", "chunk"):
             if getattr(self, option) is not None:
                 words += [f"--{option}", getattr(self, option)]
         return words if self.bos else [*words, "--no-bos"]
 
 
-def _count(text: str) -> int:
+def corpus_name(path: Path) -> str:
+    """As on the command line: the name of a corpus that ships, else the file's."""
+    return next((name for name, known in CORPORA.items() if path == known), path.name)
+
+
+def count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise ValueError(text)
@@ -75,12 +79,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("packs", metavar="PACK", nargs="+", help="names or folders; the others are compared with the first")
     words = "UTF-8 text, .jsonl of texts or conversations, or .npy of ids; chat and prose ship (default for the embedded model: chat)"
     parser.add_argument("--corpus", metavar="FILE", help=words)
-    parser.add_argument("--window", type=_count, metavar="N", help=f"ids of a window (default {WINDOW:,}, less where a build holds less)")
-    parser.add_argument("--stride", type=_count, metavar="N", help="ids from one window to the next; less than the window: more context, more time")
-    parser.add_argument("--tokens", type=_count, metavar="N", help="stop after so many scored tokens")
+    parser.add_argument("--window", type=count, metavar="N", help=f"ids of a window (default {WINDOW:,}, less where a build holds less)")
+    parser.add_argument("--stride", type=count, metavar="N", help="ids from one window to the next; less than the window: more context, more time")
+    parser.add_argument("--tokens", type=count, metavar="N", help="stop after so many scored tokens")
     parser.add_argument("--no-bos", action="store_true", help="texts' windows begin without the begin-of-text token")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: as the chat opens the build")
-    parser.add_argument("--chunk", type=_count, metavar="N", help="rows of a prefill call; changes the time, and near-ties on some devices")
+    parser.add_argument("--chunk", type=count, metavar="N", help="rows of a prefill call; changes the time, and near-ties on some devices")
     frame.add_options(parser)
 
 
@@ -208,7 +212,7 @@ def _result(found: Sequence[Build], corpora: dict[str, Corpus], state: dict[str,
         if build.fingerprint != base:
             same = corpus.ids_sha256 == corpora[base].ids_sha256
             pair = ratio(sums, state[base]["sums"], counts) if same else None
-            pairs.append({"name": build.name, "fingerprint": build.fingerprint, "against": found[0].name, "against_fingerprint": base} | _plain(pair))
+            pairs.append({"name": build.name, "fingerprint": build.fingerprint, "against": found[0].name, "against_fingerprint": base} | plain(pair))
     corpus = corpora[base]
     notes = [f"{len(corpus.windows)} windows are few for an interval"] if len(corpus.windows) < _FEW else []
     if any(pair["ratio"] is None for pair in pairs):
@@ -217,7 +221,7 @@ def _result(found: Sequence[Build], corpora: dict[str, Corpus], state: dict[str,
     return {"corpus": corpus.described() | {"counts": counts}, "builds": rows, "pairs": pairs, "notes": notes}
 
 
-def _plain(pair: Estimate | None) -> dict[str, float | None]:
+def plain(pair: Estimate | None) -> dict[str, float | None]:
     return {"ratio": pair and pair.value, "low": pair and pair.low, "high": pair and pair.high}
 
 
