@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.style import Style
 from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding
@@ -26,8 +25,6 @@ from dsv41chat.settings import ConfigError
 from dsv41chat.store import Store, StoreError
 from dsv41chat.ui.background import ask_terminal
 from dsv41chat.ui.keymap import KEYS, clashes, display
-from dsv41chat.ui.render.code import highlight
-from dsv41chat.ui.render.palette import CODE_THEMES
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat import ChatScreen
 from dsv41chat.ui.screens.dialogs import TooSmallScreen
@@ -91,8 +88,7 @@ class ChatApp(App[int]):
             self.animation_level = "none"
         self._handle_signals()
         self.push_screen(ChatScreen())
-        # The first code block must not wait for the colours' tables.
-        self.run_worker(asyncio.to_thread(highlight, "x = 1", "python", CODE_THEMES["dark"], Style()), group="warm")
+        self.run_worker(asyncio.to_thread(warm_up), group="warm")
         # The engine thread and the interpreter share one lock; short turns keep keys quick while it holds it.
         sys.setswitchinterval(0.001)
 
@@ -340,6 +336,17 @@ class ChatApp(App[int]):
             await self.run_action(action, screen)
 
         return run
+
+
+def warm_up() -> None:
+    """Loads what the first frame does without, so that no page and no code block has to wait for it."""
+    from rich.style import Style
+
+    from dsv41chat.ui.render.markdown import highlight
+    from dsv41chat.ui.render.palette import CODE_THEMES
+    from dsv41chat.ui.screens import builds, conversations, export, help, search, settings  # noqa: F401
+
+    highlight("x = 1", "python", CODE_THEMES["dark"], Style())
 
 
 def run_app(controller: TurnController, start: AppStart | None = None) -> int:

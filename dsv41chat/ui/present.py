@@ -102,6 +102,7 @@ def update_entry(entry: Entry, message: Any, branch: str | None = None) -> None:
     if branch is not None:
         entry.branch = branch
     if message.role == "assistant":
+        entry.clock = clock(message.created)
         entry.receipt = receipt(message)
         usage, timing = message.usage or {}, message.timing or {}
         entry.thinking_note = thinking_note(usage.get("thinking_tokens", 0), timing.get("thinking_s"))

@@ -18,18 +18,18 @@ from weakref import WeakKeyDictionary
 
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store.errors import StoreError
-from dsv41chat.store.prompt_cache import PromptCache
-from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom
-from dsv41chat.store.prompt_cache_index import Found
-from dsv41chat.store.prompt_cache_put import Entry, Ticket
-from dsv41chat.store.prompt_cache_read import State
-from dsv41chat.store.prompt_cache_writer import PromptCacheWriter
 from dsv41chat.ui.turn_events import Resumed
 
 if TYPE_CHECKING:
+    # Imported where they are used: the first frame does not wait for them.
     from dsv41chat.engine import Engine, Session
     from dsv41chat.engine.chat.encode import EncodedPrompt
     from dsv41chat.settings import Settings
+    from dsv41chat.store.prompt_cache import PromptCache
+    from dsv41chat.store.prompt_cache_index import Found
+    from dsv41chat.store.prompt_cache_put import Ticket
+    from dsv41chat.store.prompt_cache_read import State
+    from dsv41chat.store.prompt_cache_writer import PromptCacheWriter
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +134,9 @@ class States:
 
     def _open(self) -> None:
         if self.cache is None:
+            from dsv41chat.store.prompt_cache import PromptCache
+            from dsv41chat.store.prompt_cache_writer import PromptCacheWriter
+
             self.cache = PromptCache.open(self._folder, self._budget, **self._options)
             self.writer = PromptCacheWriter(self.cache)
 
@@ -203,6 +206,8 @@ class States:
         tokens = session.reuse(ids)
         self._cut_chain(session, tokens)
         if found is not None:
+            from dsv41chat.store.prompt_cache_put import Ticket
+
             self._chains[session] = [Ticket(s.hi, s.id, True) for s in found.segments]
             conversation = turn.conversation if turn is not None else None
             self.writer.touch(found, conversation, turn.number if turn is not None else 0)
@@ -248,6 +253,7 @@ class States:
     def _restore(self, session: Session, found: Found, ids: Sequence[int]) -> str | None:
         """Read a state into the session. Returns why it could not be used."""
         from dsv41chat.engine.snapshot import restore
+        from dsv41chat.store.prompt_cache_files import CacheCorrupt
 
         try:
             state: State = self.cache.read(self._build, found, _packed(ids))
@@ -309,6 +315,7 @@ class States:
 
     def _keep(self, session: Session, kind: str, turn: StateTurn) -> None:
         from dsv41chat.engine.snapshot import fixed, growing
+        from dsv41chat.store.prompt_cache_put import Entry
 
         lane = session.target.lane
         self._cut_chain(session, lane.n)
@@ -433,6 +440,8 @@ class States:
         """Pin or unpin a conversation's newest states; the sentence that says what happened, "" where none are kept."""
         if self.cache is None:
             return ""
+        from dsv41chat.store.prompt_cache_files import NoRoom
+
         try:
             count = self.cache.pin(conversation, on)
         except (NoRoom, StoreError) as error:

@@ -8,7 +8,8 @@ import pytest
 from rich.cells import cell_len
 
 from dsv41chat.ui.render.formulas import formula, show_formulas
-from dsv41chat.ui.render.markdown import RenderOptions, render_block
+from dsv41chat.ui.render.markdown import render_block
+from dsv41chat.ui.render.palette import RenderOptions
 from dsv41chat.ui.render.splitter import CODE_LINES, LIST_ITEMS, Block, PlainSplitter, Splitter
 from dsv41chat.ui.render.wrap import break_line, copy_lines, crop_cells
 from dsv41chat.ui.sanitize import sendable, visible, visible_line

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from textual.strip import Strip
 
-from dsv41chat.ui.render.markdown import RenderOptions, render_block
+from dsv41chat.ui.render.palette import RenderOptions
 from dsv41chat.ui.render.splitter import Block, PlainSplitter, Splitter
 from dsv41chat.ui.render.wrap import Line, crop_cells, plain_lines, wrap_runs
 from dsv41chat.ui.sanitize import visible, visible_line
@@ -238,6 +238,11 @@ class Renderer:
             return plain_lines(visible(part.text), options.width, getattr(palette, part.style))
         if part.kind == "thinking":
             return plain_lines(part.block.source, options.width, palette.thinking, [("│ ", palette.frame)])
+        if part.block.kind == "plain":
+            return plain_lines(part.block.source, options.width, palette.text)
+        # The parser and the colours of code are loaded when something needs them, not before the first frame.
+        from dsv41chat.ui.render.markdown import render_block
+
         return render_block(part.block, options) or [Line(Strip([]), "")]
 
     def _figures(self, figures: list[str]) -> list[Line]:

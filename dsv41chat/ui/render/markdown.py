@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
@@ -15,7 +14,7 @@ from textual.strip import Strip
 
 from dsv41chat.ui.render.code import highlight, highlight_growing
 from dsv41chat.ui.render.formulas import show_formulas
-from dsv41chat.ui.render.palette import Palette
+from dsv41chat.ui.render.palette import RenderOptions
 from dsv41chat.ui.render.splitter import Block
 from dsv41chat.ui.render.wrap import Line, Run, crop_cells, plain_lines, wrap_runs
 
@@ -26,17 +25,6 @@ MAX_INDENT = 8
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 _URL = re.compile(r"https?://[^\s<>\"'`]+[^\s<>\"'`.,;:!?)\]}]")
 _BOLD, _ITALIC, _STRIKE = Style(bold=True), Style(italic=True), Style(strike=True)
-
-
-@dataclass(frozen=True)
-class RenderOptions:
-    """width: cells for text. code_theme: a Pygments theme name. math: unicode or source."""
-
-    width: int
-    palette: Palette = field(default_factory=Palette)
-    code_theme: str = "monokai"
-    wrap_code: bool = False
-    math: str = "unicode"
 
 
 def link_style(base: Style, address: str) -> Style:

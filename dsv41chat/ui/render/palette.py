@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from rich.style import Style
 
@@ -32,7 +32,18 @@ class Palette:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        return tuple(field.name for field in fields(Palette))
+        return tuple(one.name for one in fields(Palette))
+
+
+@dataclass(frozen=True)
+class RenderOptions:
+    """width: cells for text. code_theme: a Pygments theme name. math: unicode or source."""
+
+    width: int
+    palette: Palette = field(default_factory=Palette)
+    code_theme: str = "monokai"
+    wrap_code: bool = False
+    math: str = "unicode"
 
 
 CODE_THEMES = {"dark": "monokai", "light": "tango", "ansi-dark": "ansi_dark", "ansi-light": "ansi_light"}

@@ -28,7 +28,6 @@ from dsv41chat.ui.screens.chat_settings import SettingsActions
 from dsv41chat.ui.screens.chat_tools import ToolActions
 from dsv41chat.ui.screens.chat_trouble import TroubleActions
 from dsv41chat.ui.screens.chat_turns import TurnActions
-from dsv41chat.ui.screens.conversations import ConversationsScreen
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.turn_events import ConversationView
@@ -487,6 +486,8 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
             self.composer.focus()
 
     def action_conversations(self) -> None:
+        from dsv41chat.ui.screens.conversations import ConversationsScreen
+
         current = self.conversation.id if self.conversation else None
         self.app.push_screen(ConversationsScreen(self.app.store, current, cached=self.app.cached_states), self._list_closed)
 

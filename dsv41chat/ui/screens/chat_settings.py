@@ -15,9 +15,7 @@ from dsv41chat.ui.commands import CommandError, complete, parse, parse_option, r
 from dsv41chat.ui.present import duration, notice
 from dsv41chat.ui.render.entry import ANSWER
 from dsv41chat.ui.sanitize import visible_line
-from dsv41chat.ui.screens.builds import BuildsScreen
 from dsv41chat.ui.screens.dialogs import AskScreen
-from dsv41chat.ui.screens.settings import SettingsScreen
 from dsv41chat.ui.status import loading_text
 from dsv41chat.ui.units import size
 
@@ -144,6 +142,8 @@ class SettingsActions:
     # Settings -----------------------------------------------------------------------------------------------------------
 
     def action_settings(self) -> None:
+        from dsv41chat.ui.screens.settings import SettingsScreen
+
         self.app.push_screen(SettingsScreen(self))
 
     def _record(self) -> Any:
@@ -224,6 +224,8 @@ class SettingsActions:
     # Builds -------------------------------------------------------------------------------------------------------------
 
     def action_builds(self) -> None:
+        from dsv41chat.ui.screens.builds import BuildsScreen
+
         cost = f"Switching now: history {self.status.context_used:,} tokens must be prefilled by the new build." if self.status.context_used else ""
         if cost and self.status.prefill_rate:
             cost = cost[:-1] + f", about {duration(self.status.context_used / self.status.prefill_rate)}."

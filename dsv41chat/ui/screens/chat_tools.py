@@ -1,4 +1,7 @@
-"""The part of the chat screen that opens tools: find, search, help, details, editor, pager, forks."""
+"""The part of the chat screen that opens tools: find, search, help, details, editor, pager, forks.
+
+Pages are imported where they are opened: the first frame does not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual.app import SuspendNotSupported
 
@@ -19,10 +23,10 @@ from dsv41chat.ui.export import FORMATS
 from dsv41chat.ui.outside import run_outside
 from dsv41chat.ui.render.entry import NOTICE, Entry
 from dsv41chat.ui.screens.dialogs import AskScreen
-from dsv41chat.ui.screens.export import ExportRequest, ExportScreen, compose_export, file_name, free_path
-from dsv41chat.ui.screens.help import HelpScreen
-from dsv41chat.ui.screens.search import SearchScreen
 from dsv41chat.ui.widgets.find_bar import FindBar
+
+if TYPE_CHECKING:
+    from dsv41chat.ui.screens.export import ExportRequest
 
 FIND_DELAY_S = 0.1
 MAX_HITS = 10_000
@@ -101,6 +105,8 @@ class ToolActions:
         return True
 
     def action_search_everywhere(self) -> None:
+        from dsv41chat.ui.screens.search import SearchScreen
+
         self.app.push_screen(SearchScreen(self.app.store, self._query), self._found)
 
     def _found(self, place: tuple[str, str] | None) -> None:
@@ -119,6 +125,8 @@ class ToolActions:
     # Pages --------------------------------------------------------------------------------------------------------------
 
     def action_help(self) -> None:
+        from dsv41chat.ui.screens.help import HelpScreen
+
         self.app.push_screen(HelpScreen(self.app.user_keys))
 
     def action_details(self) -> None:
@@ -221,6 +229,8 @@ class ToolActions:
 
     def export(self, conversation_id: str | None) -> None:
         """Opens the export page of a conversation."""
+        from dsv41chat.ui.screens.export import ExportScreen
+
         if conversation_id is None:
             self.tell("There is nothing to export yet.")
             return
@@ -240,6 +250,8 @@ class ToolActions:
             self.spawn(self._export(request), "export", exclusive=False)
 
     async def _export(self, request: ExportRequest) -> None:
+        from dsv41chat.ui.screens.export import compose_export, free_path
+
         try:
             text = await asyncio.to_thread(compose_export, self.app.store, request)
             if request.copy:
@@ -254,6 +266,8 @@ class ToolActions:
 
     def export_command(self, rest: str) -> None:
         """/export [FORMAT] [FILE]. Raises CommandError."""
+        from dsv41chat.ui.screens.export import ExportRequest, file_name
+
         if self.conversation is None:
             raise CommandError("There is nothing to export yet.")
         if not rest:

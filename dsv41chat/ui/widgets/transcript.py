@@ -21,8 +21,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 
 from dsv41chat.ui.render.entry import ANSWER, NOTICE, USER, Entry, Renderer
-from dsv41chat.ui.render.markdown import RenderOptions
-from dsv41chat.ui.render.palette import CODE_THEMES, Palette
+from dsv41chat.ui.render.palette import CODE_THEMES, Palette, RenderOptions
 from dsv41chat.ui.render.wrap import Line, copy_lines
 
 GUTTER = 2
