@@ -99,7 +99,7 @@ def _states(context: Any) -> int:
 def _opened(context: Any, write: bool) -> Iterator[tuple[str, Any]]:
     """(name, engine) of the build that the options name. write: verdicts are stored."""
     from dsv41chat.engine.backend import require_backend
-    from dsv41chat.ui.host import table_settings
+    from dsv41chat.ui.builds import table_settings
 
     require_backend()
     from dsv41chat.engine.engine import open_engine
@@ -127,7 +127,7 @@ def _show(context: Any, name: str, lines: list) -> int:
 
 def _engram(context: Any) -> int:
     from dsv41chat.engine.backend import require_backend
-    from dsv41chat.ui.host import table_settings
+    from dsv41chat.ui.builds import table_settings
 
     require_backend()
     from dsv41chat.engine.engram.doctor import examine

@@ -23,7 +23,7 @@ def test_plain_is_the_line_mode(program, monkeypatch):
 def test_verify_options_reach_the_comparison(program, monkeypatch, tmp_path):
     seen = []
     report = SimpleNamespace(ok=True, checks=(Check("logits", "decode", 3, 0.0, 1.0, None, True, True),))
-    monkeypatch.setattr("dsv41chat.ui.host._verify_goldens", lambda folder, goldens, **options: seen.append(options) or report)
+    monkeypatch.setattr("dsv41chat.ui.builds._verify_goldens", lambda folder, goldens, **options: seen.append(options) or report)
     (tmp_path / "g").touch()
     words = ["models", "verify", "nano", "--goldens", str(tmp_path / "g"), "--dtype", "bfloat16", "--atol", "0.25", "--chunks", "1,7,128"]
     assert program(*words, real=True).code == 0

@@ -53,6 +53,9 @@ class ScriptedEngine:
     def table_stats(self) -> dict:
         return {}
 
+    def memory(self) -> tuple[int, int]:
+        return 0, 0
+
     def calibrate_tables(self, cancel: Any) -> bool:
         return False
 

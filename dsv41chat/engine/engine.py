@@ -132,6 +132,10 @@ class Engine:
         """All counters of the tables, by table name, for `/stats` (engram/counters.py names them)."""
         return self.tables.counters() if self.tables is not None else {}
 
+    def memory(self) -> tuple[int, int]:
+        """Bytes that MLX holds for this process now, and the most it has held. Any thread may ask."""
+        return mx.get_active_memory() + mx.get_cache_memory(), mx.get_peak_memory()
+
     def calibrate_tables(self, cancel: Callable[[], bool] = lambda: False) -> bool:
         """Measure the read paths of large tables on a volume of which nothing is known; for idle moments. Did it measure?"""
         if self.tables is None or not wants_calibration(self.tables):

@@ -119,6 +119,8 @@ class ChatApp(App[int]):
         if begin.prompt:
             chat.composer.insert(begin.prompt)
         chat.started(send=bool(begin.prompt) and begin.send)
+        if begin.backend_missing and begin.view is None and not begin.pick:
+            chat.action_welcome()
         if begin.pick:
             chat.action_conversations()
 
@@ -273,7 +275,7 @@ class ChatApp(App[int]):
             return {}
 
     def memory(self) -> tuple[int, int] | None:
-        """(bytes in use by this process, bytes of the machine); None where the system does not say."""
+        """(bytes in use by this process and on the device, bytes of the machine); None where the system does not say."""
         try:
             import resource
 
@@ -286,7 +288,9 @@ class ChatApp(App[int]):
                 used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         except (ImportError, ValueError, OSError):
             return None
-        return used, total
+        engine, device = self.host.engine, self.host.device_memory()
+        # On the CPU its arrays are part of the process.
+        return used + (device[0] if device is not None and engine.device != "cpu" else 0), total
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text for the build that answers next. Not on the event loop. Raises EngineError."""

@@ -42,10 +42,17 @@ def state_rows(stats: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + [("states", f"{name}: {size(count) if name.startswith('bytes') else f'{count:,}'}") for name, count in counts]
 
 
-def details_text(message: Any, finish: Any = None, tables: dict[str, dict] | None = None, states: dict[str, Any] | None = None) -> str:
+def details_text(
+    message: Any,
+    finish: Any = None,
+    tables: dict[str, dict] | None = None,
+    states: dict[str, Any] | None = None,
+    memory: tuple[int, int] | None = None,
+) -> str:
     """message: the stored answer. finish: the end of its turn while it is still known; it has drafting and reads.
 
-    tables: the engine's table counters (all turns since it was loaded). states: of the prompt cache.
+    tables: the engine's table counters (all turns since it was loaded). states: of the prompt cache. memory: of the engine's arrays,
+    now and at their peak, in bytes.
     """
     usage, timing, params = message.usage or {}, message.timing or {}, message.params or {}
     rows: list[tuple[str, str]] = [("build", f"{message.build_name} {str(message.build_fingerprint or '')[:12]}")]
@@ -69,9 +76,8 @@ def details_text(message: Any, finish: Any = None, tables: dict[str, dict] | Non
     reads = finish.residency if finish is not None else {}
     if reads:
         rows.append(("table reads", f"{reads.get('cold_rows', 0):,} cold, {reads.get('warm_rows', 0):,} warm, {size(reads.get('bytes_read', 0))}"))
-    for key, name in (("peak_bytes", "peak memory"), ("memory_bytes", "memory")):
-        if timing.get(key) or usage.get(key):
-            rows.append((name, size(timing.get(key) or usage.get(key))))
+    if memory is not None:
+        rows.append(("memory", f"{size(memory[0])} of arrays now, {size(memory[1])} at their peak"))
     rows += table_rows(tables or {})
     rows += state_rows(states) if states else []
     if message.ids_hash:

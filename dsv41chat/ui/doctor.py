@@ -152,7 +152,7 @@ def builds(host: EngineHost) -> Iterator[Line]:
 
 def tables(host: EngineHost) -> Iterator[Line]:
     """The engram tables of the default build: format, access, and whether their pages are in memory."""
-    from dsv41chat.ui.host import table_settings
+    from dsv41chat.ui.builds import table_settings
 
     try:
         ref = host.resolve()

@@ -17,7 +17,7 @@ from dsv41chat.ui.engine_thread import Abandoned
 from dsv41chat.ui.interrupts import Interrupts
 from dsv41chat.ui.output import JsonSink, Out, ReaderGone, Sink, Stderr, StreamSink, TextSink, UsageError, receipt, show_progress
 from dsv41chat.ui.turn import TurnController
-from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Started, StatusAsked, TurnRequest, Warned
+from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Resuming, Started, StatusAsked, TurnRequest, Warned
 
 if TYPE_CHECKING:
     from dsv41chat.ui.host import EngineHost
@@ -170,6 +170,8 @@ class _Runner:
             self.phase, self.tokens = event.channel, self.tokens + len(event.ids)
         elif isinstance(event, Loading | Prefill):
             self.phase = f"{'loading' if isinstance(event, Loading) else 'prefill'} {event.done:,}/{event.total:,}"
+        elif isinstance(event, Resuming):
+            self.phase = f"resuming {event.tokens:,}"
         show_progress(self.stderr, event)
 
     def _cancelled(self, last: Finished) -> Failed:

@@ -55,6 +55,7 @@ KEYS: tuple[Key, ...] = (
         Key(f"list.recent{n}", f"alt+{n}", f"recent({n})", f"Recent conversation {n}", f"Opens conversation {n} of the recent ones", CHAT, "", True)
         for n in range(1, 10)
     ),
+    Key("app.welcome", "", "welcome", "First steps", "What to do without a build of your own, and what this machine could hold"),
     Key("chat.continue", "", "continue_answer", "Continue the answer", "Goes on from the kept text of a stopped answer"),
     Key("chat.show_thinking", "", "thinking_all('show')", "Always show thinking", "Unfolds the thinking of every answer"),
     Key("chat.fold_thinking", "", "thinking_all('fold')", "Always fold thinking", "Folds the thinking of every answer"),
@@ -63,6 +64,7 @@ KEYS: tuple[Key, ...] = (
     Key("chat.delete", "", "delete_conversation", "Delete conversation", "Deletes this conversation; it can be restored for 30 days"),
     Key("chat.fork", "", "fork", "Fork conversation", "Copies this branch into a new conversation"),
     Key("chat.export", "", "export", "Export", "Writes this conversation to a file"),
+    Key("chat.import", "", "import", "Import", "Brings conversations back from a JSON export; nothing is overwritten"),
     Key("chat.save_only", "", "save_only", "Save the edit only", "Stores the edited message as a branch without asking for an answer"),
     Key("chat.queue_send", "", "send_queued", "Send queued messages", "Sends what waits in the queue"),
     Key("chat.queue_clear", "", "clear_queue", "Clear the queue", "Removes what waits in the queue"),

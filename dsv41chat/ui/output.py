@@ -19,7 +19,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from dsv41chat import __version__
 from dsv41chat.ui.interrupts import Interrupted
 from dsv41chat.ui.sanitize import json_text, visible, visible_line
-from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Noticed, Piece, Prefill, Ready, Residency, Saved, Started, Warned
+from dsv41chat.ui.turn_events import (
+    DraftRound,
+    Failed,
+    Finished,
+    Loading,
+    Noticed,
+    Piece,
+    Prefill,
+    Ready,
+    Residency,
+    Resuming,
+    Saved,
+    Started,
+    Warned,
+)
 
 if TYPE_CHECKING:
     from dsv41chat.ui.interrupts import Interrupts
@@ -432,6 +446,8 @@ def show_progress(stderr: Stderr, event: Any) -> None:
             stderr.status(f"loading {event.stage} {percent}%  {event.done:,}/{event.total:,} {event.unit}", event.done >= event.total)
         case Prefill():
             stderr.status(f"prefill {event.done:,}/{event.total:,}  {event.tok_s:,.0f} tok/s", event.done >= event.total)
+        case Resuming():
+            stderr.status(f"resuming {event.tokens:,} tokens", True)
         case Piece():
             stderr.clear()
         case Warned():

@@ -15,10 +15,10 @@ from typing import Any, TextIO
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.settings import EFFORTS
 from dsv41chat.store import StoreError
+from dsv41chat.ui.builds import card_line
 from dsv41chat.ui.commands import COMMANDS, CommandError, parse, parse_option, read_attachment
 from dsv41chat.ui.details import details_text
 from dsv41chat.ui.export import FORMATS
-from dsv41chat.ui.host import card_line
 from dsv41chat.ui.inputs import fenced
 from dsv41chat.ui.present import age, clock, receipt
 from dsv41chat.ui.sanitize import sendable, visible, visible_line
@@ -338,7 +338,8 @@ class PlainChat:
         self.say(f"{'Pinned.' if pinned else 'No longer pinned.'} {self.host.states.pin(self.conversation.id, pinned)}".strip())
 
     def _command_stats(self, rest: str) -> None:
-        self.say(details_text(self._last_answer(), states=self.controller.host.states.stats()))
+        host = self.controller.host
+        self.say(details_text(self._last_answer(), states=host.states.stats(), memory=host.device_memory()))
 
     def _command_help(self, rest: str) -> None:
         for command in COMMANDS:

@@ -174,10 +174,18 @@ class States:
             return 0
         return found.pos if found is not None else 0
 
-    def resume(self, session: Session, ids: Sequence[int], turn: StateTurn | None = None, *, scratch: bool = False) -> Resumed:
+    def resume(
+        self,
+        session: Session,
+        ids: Sequence[int],
+        turn: StateTurn | None = None,
+        *,
+        scratch: bool = False,
+        tell: Callable[[int], None] = lambda tokens: None,
+    ) -> Resumed:
         """Bring the session as far along `ids` as memory or disk can. Never raises for a state that cannot be used.
 
-        scratch: read everything again, whatever there is.
+        scratch: read everything again, whatever there is. tell(tokens): a state is about to be read from the disk.
         """
         began = time.perf_counter()
         if self._build is None:
@@ -193,6 +201,7 @@ class States:
         source = "memory" if live else "none"
         found, tried = None if scratch else self._find(ids, live), set()
         while found is not None:
+            tell(found.pos)
             reason = self._restore(session, found, ids)
             if reason is None:
                 source = "disk"

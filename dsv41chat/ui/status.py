@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Piece, Prefill, Ready, Residency, Saved, Started
+from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Piece, Prefill, Ready, Residency, Resuming, Saved, Started
 from dsv41chat.ui.units import size
 
 RATE_S = 2.0
@@ -75,6 +75,8 @@ class Status:
         elif isinstance(event, Ready):
             self.context_limit, self.context_used = event.context_limit, event.prompt_tokens
             self.phase = "preparing"
+        elif isinstance(event, Resuming):
+            self.phase = f"resuming {event.tokens:,}"
         elif isinstance(event, Residency):
             self.residency = residency_text(event)
         elif isinstance(event, Prefill):

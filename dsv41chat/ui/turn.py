@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dsv41chat.engine.errors import Cancelled, ContextFull, EngineError
 from dsv41chat.engine.events import Done
 from dsv41chat.store import Locked, NotFound, StoreError
+from dsv41chat.ui.answer_row import AnswerRow
 from dsv41chat.ui.engine_thread import Abandoned, Stream
 from dsv41chat.ui.prompting import chat_messages, ids_hash
 from dsv41chat.ui.states import StateTurn
@@ -236,7 +237,7 @@ class _Turn:
         self.conversation: Any = None
         self.parent: Any = None  # the user's message that is answered
         self.kept: Any = None  # the answer that is continued
-        self.answer: _Answer | None = None
+        self.answer: AnswerRow | None = None
         self.load_s = self.resume_s = 0.0
         self.state: StateTurn | None = None
         self.over = False  # the engine said how the answer ended
@@ -380,7 +381,8 @@ class _Turn:
         params = self._params(options, seed, build)
         self.host.note_use(build)
         yield Ready(build, params, device, mlx, self.load_s, len(prompt.ids), engine.context_limit)
-        self.answer = _Answer(self, params | {"tokenizer": tokenizer.sha256}, tokenizer.find_marker(END_THINK), prompt.start)
+        stored = params | {"tokenizer": tokenizer.sha256}
+        self.answer = AnswerRow(self.store, build, self.parent, self.kept, stored, tokenizer.find_marker(END_THINK), prompt.start)
         self.c._stream = self.host.generate(key, prompt, options, seed, self._cancel, self.state)
         stream, done, told = iter(self.c._stream), None, False
         try:
@@ -489,81 +491,3 @@ class _Turn:
         """Cancelled while loading."""
         timing = {"load_s": time.monotonic() - self.started, "total_s": time.monotonic() - self.started}
         return Finished(self.conversation.id, "cancelled", None, "", "", (), ids_hash(()), 0, {}, timing, {}, {})
-
-
-class _Answer:
-    """The answer's row: begun at the first token, checkpointed by the store while it grows, finished once."""
-
-    def __init__(self, turn: _Turn, params: dict, end_think: int | None, start: str):
-        kept = turn.kept
-        self._turn = turn
-        self._params = params
-        self._end_think = end_think
-        self._thinks = start.startswith("reasoning")
-        self._writer: Any = None
-        self._kept = {"text": kept.text if kept else "", "thinking": kept.thinking if kept else ""}
-        self._new = {"text": "", "thinking": ""}
-        self._ids: list[int] = []
-        self._reasoning_ids = list(kept.reasoning_ids or ()) if kept else []
-        self._body_ids = list(kept.body_ids or ()) if kept else []
-        self._offsets = (len(self._reasoning_ids), len(self._body_ids))
-
-    def add(self, piece: Piece) -> None:
-        """Take a piece in, before it is shown."""
-        if not piece.ids and not piece.text:
-            return
-        self._new["thinking" if piece.channel == "thinking" else "text"] += piece.text
-        self._ids.extend(piece.ids)
-        for id in piece.ids:
-            if self._thinks and id == self._end_think:
-                self._thinks = False
-            else:
-                (self._reasoning_ids if self._thinks else self._body_ids).append(id)
-        if self._writer is not None:
-            self._writer.update(**self._fields())
-            return
-        self._begin()
-        self._writer.update(**self._fields())
-        try:
-            # The row exists before the first token is shown, so that the next start can say how this one ended.
-            self._writer.checkpoint()
-        except StoreError as error:
-            log.warning("the answer could not be begun in the store: %s", error)  # `failure` tells the front end
-
-    @property
-    def failure(self) -> StoreError | None:
-        """Why the newest checkpoint could not be written."""
-        return self._writer.failure if self._writer is not None else None
-
-    def complete(self, done: Done, timing: dict) -> Any:
-        """Store the end of an answer; None if no token was produced."""
-        if not done.ids and self._writer is None:
-            return None
-        if self._writer is None:
-            self._begin()
-        self._new = {"text": done.text, "thinking": done.thinking}
-        # The pieces hold the stop id and what followed a stop string; the engine's own lists are the ones to repeat.
-        self._reasoning_ids[self._offsets[0] :] = done.reasoning_ids
-        self._body_ids[self._offsets[1] :] = done.body_ids
-        state = "stopped" if done.finish == "cancelled" else "complete"
-        return self._writer.finish(state, done.finish, ids=done.ids, usage=done.usage, timing=timing, **self._fields())
-
-    def keep(self, state: str) -> dict | None:
-        """Store what was produced before a failure and return it; None if there was nothing."""
-        if self._writer is None:
-            return None
-        try:
-            self._writer.finish(state, state, ids=tuple(self._ids), **self._fields())
-        except StoreError as error:
-            log.error("the partial answer could not be stored: %s", error)
-        return dict(self._new)
-
-    def _begin(self) -> None:
-        turn, build = self._turn, self._turn.host.view
-        self._writer = turn.store.begin_answer(turn.conversation.id, turn.parent.id, build.name, build.fingerprint, self._params)
-
-    def _fields(self) -> dict:
-        return {
-            "text": self._kept["text"] + self._new["text"], "thinking": self._kept["thinking"] + self._new["thinking"],
-            "reasoning_ids": self._reasoning_ids, "body_ids": self._body_ids,
-        }  # fmt: skip

@@ -1,6 +1,7 @@
 """What a turn is asked to do and what it reports. Plain data: no widgets, no MLX, no SQLite.
 
-A run yields, in this order: `Started`; `Saved` (the user's message, when it is new); `Loading`... and `Ready`; `Resumed`; then the
+A run yields, in this order: `Started`; `Saved` (the user's message, when it is new); `Loading`... and `Ready`; `Resuming` (a state lies on the
+disk) and `Resumed`; then the
 engine's `Residency`, `Prefill`, `Piece` and `DraftRound`; `Saved` (the answer, if a token was produced); and last exactly one
 of `Finished` or `Failed`. `Warned`, `Noticed` and `StatusAsked` may come anywhere after `Started`. A run that fails early
 skips what it did not reach.
@@ -17,7 +18,7 @@ from dsv41chat.engine.events import DraftRound, Loading, Piece, Prefill, Residen
 
 __all__ = [
     "EXIT_CODES", "LEAF", "AppStart", "BuildRef", "BuildView", "ConversationView", "DraftRound", "Failed", "Finished", "Loading", "Noticed",
-    "Piece", "Prefill", "Ready", "Residency", "Resumed", "Saved", "Started", "StatusAsked", "TableState", "TurnEvent", "TurnOptions",
+    "Piece", "Prefill", "Ready", "Residency", "Resumed", "Resuming", "Saved", "Started", "StatusAsked", "TableState", "TurnEvent", "TurnOptions",
     "TurnRequest", "Warned", "exit_code", "merge_events",
 ]  # fmt: skip
 
@@ -214,6 +215,13 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Resuming:
+    """A stored state of so many tokens is being read from the disk."""
+
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Resumed:
     """How much of the prompt was computed before. source: memory, disk or none; seconds: what bringing it back took.
 
@@ -302,7 +310,21 @@ class Failed:
 
 
 TurnEvent = (
-    Started | Saved | Loading | Ready | Resumed | Residency | Prefill | Piece | DraftRound | Warned | Noticed | StatusAsked | Finished | Failed
+    Started
+    | Saved
+    | Loading
+    | Ready
+    | Resuming
+    | Resumed
+    | Residency
+    | Prefill
+    | Piece
+    | DraftRound
+    | Warned
+    | Noticed
+    | StatusAsked
+    | Finished
+    | Failed
 )
 
 

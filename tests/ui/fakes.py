@@ -86,6 +86,9 @@ class FakeEngine:
     def table_stats(self) -> dict:
         return {}
 
+    def memory(self) -> tuple[int, int]:
+        return 2_000_000, 3_000_000
+
     def calibrate_tables(self, cancel) -> bool:
         return False
 

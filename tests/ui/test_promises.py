@@ -30,7 +30,8 @@ TABLE = """
 2    M  the line at the top stays on resize | chat:the_line_at_the_top_stays_when_the_width_changes
 2.1  M  phase, context, cache, draft, engram, queue | status:phases_follow_the_events status:context_warns_in_words status:tables_and_queue
 2.1  M  draft depth and acceptance over the last 128 | status:drafting_counts_the_last_proposals
-2.1  S  turn details | tools:commands_act_and_unknown_ones_keep_the_text engram:stats_page_has_the_tables
+2.1  S  turn details with peak memory | first_steps:details_name_the_memory
+    tools:commands_act_and_unknown_ones_keep_the_text engram:stats_page_has_the_tables
 2.2  M  conversation list with filter, keys and preview | chat:the_list_opens_conversations snapshots:picker_and_too_small
 2.2  M  build menu with verdicts | tools:a_tight_build_asks_with_the_whole_sum tools:a_failed_switch_leaves_the_old_build_answering
 2.2  M  settings with origins, applied at once | tools:settings_show_origins_and_write_the_file
@@ -38,11 +39,13 @@ TABLE = """
 2.2  M  search in the conversation | tools:find_walks_through_the_hits
 2.2  M  search everywhere, also on other branches | tools:search_everywhere_opens_the_message_on_its_branch
 2.2  M  export page, files are never overwritten | tools:export_page_writes_a_file tools:file_names_are_never_overwritten
+2.2  S  import from the palette | first_steps:an_export_comes_back_by_the_palette
 2.2  M  loading page: read, search, write meanwhile | chat:writing_while_a_build_loads
 3    M  Enter sends, ctrl+J and reported variants make a new line | chat:enter_sends_once_and_refuses_nothing terminal:a_chat_in_a_terminal
 3    M  Esc stops, never quits; ctrl+C copies, stops, clears, quits | chat:ctrl_c_stops_clears_and_quits
 3    M  regenerate, fold, editor, find | tools:regenerate_makes_siblings_with_their_own_seed tools:the_editor_gets_and_gives_the_text
 3    M  prompt history keeps what was being written | chat:history_walks_and_keeps_what_was_being_written
+3    M  one code block at once, more by digit | first_steps:a_digit_chooses
 3    M  transcript keys act on the selected message | tools:copy_gives_sources_exactly tools:edit_makes_a_branch_and_both_stay_reachable
 3    S  slash commands with completion, // sends a slash | tools:commands_act_and_unknown_ones_keep_the_text
 3    M  user keymap, clashes reported with both ids | tools:the_user_keymap_moves_keys_and_reports_clashes
@@ -78,10 +81,15 @@ TABLE = """
 4.4  S  draft, scroll, folds and queue return | tools:view_and_draft_return
 4.5  M  switching: any failure returns to the previous build | tools:a_failed_switch_leaves_the_old_build_answering switch:a_build_that_does_not_fit
 4.5  M  states of other builds are kept; ids are the target's | switch:to_another_family_and_back
+4.6  M  first steps without a build | first_steps:the_page_from_the_build_menu first_steps:without_a_back_end_it_is_the_first_page
+    first_steps:the_machine_and_what_fits_it
 4.6  M  usable without a build or back end |
     test_screen_start:without_a_back_end_the_screen_opens_for_reading test_commands:commands_work_without_a_back_end
 4.6  M  the embedded model answers at once and says what it is | chat:first_start_says_what_answers_and_a_turn_runs
 4.7  M  projection, verdicts, whole sum, remedies | tools:a_tight_build_asks_with_the_whole_sum
+4.7  M  out of memory and a lost GPU: text kept, advice, no traceback |
+    device:out_of_memory_keeps_the_text_and_begins_a_new_lane device:a_lost_device_answers_nothing_more device:on_the_screen
+4.7  M  loop stop, and its setting | engine/answer:loop_stop_can_be_switched_off test_setting_effects:sampling_settings_reach_the_engine
 4.7  M  context full: choices, never silent truncation |
     tools:a_full_context_offers_what_can_be_done headless_failures:context_full_before_any_engine_work
 4.8  M  checkpoints, interrupted answers | chat:an_interrupted_answer_is_announced signals:kill_9_loses_less_than_a_second

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from dsv41chat.ui.present import age, day_group, duration, receipt
 from dsv41chat.ui.status import DRAFT_WINDOW, Status
-from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Piece, Prefill, Ready, Residency, Started, TableState
+from dsv41chat.ui.turn_events import DraftRound, Failed, Finished, Loading, Piece, Prefill, Ready, Residency, Resuming, Started, TableState
 from dsv41chat.ui.units import size
 
 
@@ -25,6 +25,8 @@ def test_phases_follow_the_events():
     started(status)
     status.apply(Loading("weights", 38_000_000_000, 93_000_000_000, "bytes"), 0.1)
     assert texts(status)[0] == "loading 40% 38.0 GB/93.0 GB"
+    status.apply(Resuming(21_888), 0.15)
+    assert texts(status)[0] == "resuming 21,888"
     status.apply(Prefill(21_888, 40, 78, 1240.0), 0.2)
     assert texts(status)[0] == "prefill 40/78 51% 1,240 tok/s eta 1 s" and "cached 21,888 +40" in texts(status)
     status.apply(Prefill(21_888, 78, 78, 1240.0), 0.3)

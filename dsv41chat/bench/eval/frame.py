@@ -89,7 +89,7 @@ def opened(context: Any, build: Build, dtype: str | None = None) -> Iterator[Any
 
     require_backend()
     from dsv41chat.engine import open_engine
-    from dsv41chat.ui.host import table_settings
+    from dsv41chat.ui.builds import table_settings
 
     settings = context.settings
     numeric = numeric_options(context)

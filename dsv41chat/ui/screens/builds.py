@@ -43,29 +43,33 @@ class Row:
 
 
 class BuildsScreen(Spawning, ModalScreen[str | None]):
-    """Returns the name of the build to switch to, None when it was closed. cost: a sentence on what switching now means.
+    """Returns the name of the build to switch to, "" for the page of first steps, None when it was closed. cost: a sentence on
+    what switching now means. add: ask for a folder at once.
 
     busy: an answer is running, so only names are shown: reading a build's headers would wait for it.
     """
 
     BINDINGS = [Binding("escape", "close", "Close", show=False)]
-    LIST_KEYS = {"i": "info", "v": "verify", "a": "add", "x": "remove"}
+    LIST_KEYS = {"i": "info", "v": "verify", "a": "add", "x": "remove", "w": "welcome"}
 
-    def __init__(self, host: EngineHost, store: Store, cost: str, busy: bool = False):
+    def __init__(self, host: EngineHost, store: Store, cost: str, busy: bool = False, add: bool = False):
         super().__init__()
         self._host, self._store, self._cost, self._busy = host, store, cost, busy
         self._rows: list[Row] = []
+        self._add_at_once = add
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog dialog-full"):
             yield Static("Builds", classes="dialog-title")
             yield OptionList(id="list", markup=False, compact=True)
             yield Static(visible_line(self._cost), markup=False, id="build-cost")
-            yield Static("enter switch   v verify   i info   a add folder   x remove from list (files stay)", classes="dialog-foot")
+            yield Static("enter switch  v verify  i info  a add  x remove (files stay)  w first steps", classes="dialog-foot")
 
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()
         self._reload()
+        if self._add_at_once:
+            self._add()
 
     def on_resize(self) -> None:
         self._show()
@@ -150,6 +154,9 @@ class BuildsScreen(Spawning, ModalScreen[str | None]):
 
     def action_close(self) -> None:
         self.dismiss(None)
+
+    def _welcome(self) -> None:
+        self.dismiss("")
 
     def _info(self) -> None:
         row = self._chosen()

@@ -17,7 +17,7 @@ from textual.widgets import Static
 
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import StoreError
-from dsv41chat.ui.host import card_line
+from dsv41chat.ui.builds import card_line
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, TRANSCRIPT, bindings, shown_keys
 from dsv41chat.ui.messages import Completions, DraftChanged, Hint, Submitted
 from dsv41chat.ui.present import entry_of, notice

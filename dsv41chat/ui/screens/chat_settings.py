@@ -223,14 +223,34 @@ class SettingsActions:
 
     # Builds -------------------------------------------------------------------------------------------------------------
 
-    def action_builds(self) -> None:
+    def action_builds(self, add: bool = False) -> None:
         from dsv41chat.ui.screens.builds import BuildsScreen
 
         cost = f"Switching now: history {self.status.context_used:,} tokens must be prefilled by the new build." if self.status.context_used else ""
         if cost and self.status.prefill_rate:
             cost = cost[:-1] + f", about {duration(self.status.context_used / self.status.prefill_rate)}."
-        menu = BuildsScreen(self.app.host, self.app.store, cost, busy=self.pump.running)
-        self.app.push_screen(menu, lambda name: name is not None and self.switch_build(name))
+        menu = BuildsScreen(self.app.host, self.app.store, cost, busy=self.pump.running, add=add)
+        self.app.push_screen(menu, self._build_chosen)
+
+    def _build_chosen(self, name: str | None) -> None:
+        if name:
+            self.switch_build(name)
+        elif name == "":
+            self.action_welcome()
+
+    def action_welcome(self) -> None:
+        """The page for somebody without a build."""
+        from dsv41chat.ui.screens.welcome import WelcomeScreen
+
+        self.app.push_screen(WelcomeScreen(self.app.host, self.app.begin.backend_missing), self._welcomed)
+
+    def _welcomed(self, choice: str | None) -> None:
+        if choice == "add":
+            self.action_builds(add=True)
+        elif choice == "convert":
+            from dsv41chat.ui.screens.welcome import CONVERT
+
+            self.show_text("From an original checkpoint", CONVERT)
 
     def switch_build(self, name: str) -> None:
         """Loads another build; the header changes when it is there, and the old one stays when it fails."""

@@ -20,12 +20,15 @@ from dsv41chat.store.files import write_private
 from dsv41chat.ui.commands import CommandError
 from dsv41chat.ui.details import details_text
 from dsv41chat.ui.export import FORMATS
+from dsv41chat.ui.inputs import read_text
+from dsv41chat.ui.output import UsageError
 from dsv41chat.ui.outside import run_outside
 from dsv41chat.ui.render.entry import NOTICE, Entry
-from dsv41chat.ui.screens.dialogs import AskScreen
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
 from dsv41chat.ui.widgets.find_bar import FindBar
 
 if TYPE_CHECKING:
+    from dsv41chat.store import Conversation
     from dsv41chat.ui.screens.export import ExportRequest
 
 FIND_DELAY_S = 0.1
@@ -139,7 +142,9 @@ class ToolActions:
             self.tell("No answer yet.")
             return
         finish = self._finish if self._finish is not None and self._finish.message is not None and self._finish.message.id == entry.key else None
-        self.show_text("Turn details", details_text(entry.message, finish, self.app.host.table_stats(), self.app.host.states.stats()))
+        host = self.app.host
+        text = details_text(entry.message, finish, host.table_stats(), host.states.stats(), host.device_memory())
+        self.show_text("Turn details", text)
 
     # Editor and pager ---------------------------------------------------------------------------------------------------
 
@@ -263,6 +268,32 @@ class ToolActions:
             self.tell(str(error), "error")
             return
         self.tell(f"Written to {path}")
+
+    def action_import(self) -> None:
+        """Asks for a file of ours and opens what it holds."""
+        if self.app.readonly:
+            self.tell("Nothing can be stored here: this is read-only.", "warning")
+            return
+        self.app.push_screen(
+            LineScreen("JSON export to import (Tab completes)", complete=True),
+            lambda name: name and self.spawn(self._import(name), "import", exclusive=False),
+        )
+
+    async def _import(self, name: str) -> None:
+        from dsv41chat.ui import importing
+
+        def work() -> list[tuple[importing.Exported, Conversation]]:
+            return importing.store(importing.read(read_text(name, name), name), self.app.store)
+
+        try:
+            stored = await asyncio.to_thread(work)
+        except (UsageError, StoreError) as error:
+            self.tell(f"{error} {error.hint}".strip(), "error")
+            return
+        copies = sum(one.id != made.id for one, made in stored)
+        many = f"{len(stored)} conversations" if len(stored) > 1 else stored[0][1].title
+        self.tell(f"Imported {many}" + (f"; {copies} were here already and came in as copies" if copies else ""))
+        await self.open_conversation(stored[0][1].id)
 
     def export_command(self, rest: str) -> None:
         """/export [FORMAT] [FILE]. Raises CommandError."""

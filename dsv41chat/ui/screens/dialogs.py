@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
@@ -16,7 +17,7 @@ from dsv41chat.ui.sanitize import visible, visible_line
 
 
 class AskScreen(ModalScreen[str | None]):
-    """A question with named choices. Returns the chosen name, None when it was closed."""
+    """A question with named choices; a digit chooses by number. Returns the chosen name, None when it was closed."""
 
     BINDINGS = [Binding("escape", "dismiss_none", "Close", show=False)]
 
@@ -31,6 +32,12 @@ class AskScreen(ModalScreen[str | None]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
+
+    def on_key(self, event: events.Key) -> None:
+        """A digit is the choice of that number."""
+        if event.key.isdecimal() and 1 <= int(event.key) <= len(self._choices):
+            event.stop()
+            self.dismiss(self._choices[int(event.key) - 1][0])
 
     def action_dismiss_none(self) -> None:
         self.dismiss(None)
