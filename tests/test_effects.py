@@ -168,6 +168,21 @@ bench resume --tokens         | test_option_effects:bench_options_reach_their_ar
 bench resume --repeats        | test_option_effects:bench_options_reach_their_arm
 bench resume --folder         | test_option_effects:bench_options_reach_their_arm
 bench resume --output         | test_option_effects:bench_options_reach_their_arm
+eval ppl --corpus             | bench/eval/ppl:options_reach_the_measurement
+eval ppl --window             | bench/eval/ppl:options_reach_the_measurement
+eval ppl --stride             | bench/eval/ppl:options_reach_the_measurement
+eval ppl --tokens             | bench/eval/ppl:options_reach_the_measurement
+eval ppl --no-bos             | bench/eval/ppl:options_reach_the_measurement
+eval ppl --dtype              | bench/eval/ppl:options_reach_the_measurement
+eval ppl --chunk              | bench/eval/ppl:options_reach_the_measurement
+eval ppl --output             | bench/eval/ppl:options_reach_the_measurement
+eval ppl --fresh              | bench/eval/ppl:an_interrupted_run_goes_on_unless_it_is_to_start_fresh
+eval table --folder           | bench/eval/table:the_whole_table_by_one_command
+eval table --corpus           | bench/eval/table:the_whole_table_by_one_command
+eval table --tokens           | bench/eval/table:the_whole_table_by_one_command
+eval table --fresh            | bench/eval/table:the_whole_table_by_one_command
+eval table --output           | bench/eval/table:the_whole_table_by_one_command
+eval report --output          | bench/eval/ppl:a_receipt_belongs_to_one_fingerprint
 completion bash               | test_completion:bash_completes
 completion zsh                | test_completion:scripts_are_valid
 completion fish               | test_completion:scripts_are_valid

@@ -76,7 +76,7 @@ def builds(context: Any, names: Sequence[str]) -> list[Build]:
 def numeric_options(context: Any) -> dict[str, Any]:
     """The settings that change a build's arithmetic, for a run's parameters."""
     e = context.settings.engine
-    return {"cache_quant": e.cache_quant, "linear_input_fp8": e.linear_input_fp8, "qat_sim": e.qat_sim, "exact": e.exact}
+    return {"cache_quant": e.cache_quant, "linear_input_fp8": e.linear_input_fp8, "qat_sim": e.qat_sim, "exact": e.exact, "routes": e.routes}
 
 
 @contextmanager
@@ -91,10 +91,12 @@ def opened(context: Any, build: Build, dtype: str | None = None) -> Iterator[Any
     from dsv41chat.engine import open_engine
     from dsv41chat.ui.builds import table_settings
 
-    settings = context.settings
-    numeric = numeric_options(context)
+    settings, e = context.settings, context.settings.engine
     engine = open_engine(
-        build.folder, dtype=dtype, **numeric, facts=dict(context.store().facts), cache_dir=settings.paths.cache, engram=table_settings(settings),
+        build.folder, dtype=dtype, **numeric_options(context), facts=dict(context.store().facts), cache_dir=settings.paths.cache,
+        engram=table_settings(settings), context=None if e.context == "auto" else e.context,
+        margin=None if e.memory_margin == "auto" else e.memory_margin,
+        progress=lambda event: context.stderr.status(f"loading {build.name}: {event.stage} {event.done:,} of {event.total:,} {event.unit}"),
     )  # fmt: skip
     try:
         yield engine

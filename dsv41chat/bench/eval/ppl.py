@@ -119,12 +119,12 @@ def measure(context: Any, found: Sequence[Build], options: Options, *, fresh: bo
     parameters = {"corpus": first.name, "corpus_sha256": first.sha256, **cut, "dtype": options.dtype, "chunk": options.chunk}
     with Run(context, "ppl", found, parameters | numeric_options(context), fresh=fresh) as run:
         for build in {build.fingerprint: build for build in found}.values():
-            done = run.state.setdefault(build.fingerprint, {"sums": [], "dtype": None})
+            done = run.state.setdefault(build.fingerprint, {"sums": [], "dtype": None, "routes": None})
             windows = corpora[build.fingerprint].windows
             if len(done["sums"]) == len(windows):
                 continue
             with opened(context, build, options.dtype) as engine:
-                done["dtype"] = str(engine.trunk.dtype).removeprefix("mlx.core.")
+                done["dtype"], done["routes"] = str(engine.trunk.dtype).removeprefix("mlx.core."), engine.trunk.routes.identity
                 for window in windows[len(done["sums"]) :]:
                     done["sums"].append(window_nll(engine, window, options.chunk))
                     run.save()
@@ -200,12 +200,13 @@ def _result(found: Sequence[Build], corpora: dict[str, Corpus], state: dict[str,
     rows, pairs = [], []
     base = found[0].fingerprint
     for build in found:
-        corpus, sums = corpora[build.fingerprint], state[build.fingerprint]["sums"]
+        corpus, own = corpora[build.fingerprint], state[build.fingerprint]
+        sums = own["sums"]
         counts = [window.scored for window in corpus.windows]
         estimate = perplexity(sums, counts)
         rows.append(
             {
-                "name": build.name, "fingerprint": build.fingerprint, "bytes": build.bytes, "dtype": state[build.fingerprint]["dtype"],
+                "name": build.name, "fingerprint": build.fingerprint, "bytes": build.bytes, "dtype": own["dtype"], "routes": own["routes"],
                 "ppl": estimate.value, "low": estimate.low, "high": estimate.high, "sums": sums, "ids_sha256": corpus.ids_sha256,
             }  # fmt: skip
         )

@@ -114,7 +114,7 @@ def _write(context: Any, variant: Variant, source: Path, target: Path, resume: b
     if variant.recipe:
         convert_pack(plan_conversion(source, target, variant.recipe), resume=resume, progress=report)
     else:
-        numeric = {name: value for name, value in numeric_options(context).items() if name != "exact"}
+        numeric = {name: value for name, value in numeric_options(context).items() if name in ("cache_quant", "linear_input_fp8", "qat_sim")}
         prune_pack(plan_prune(source, target, variant.share, text, **numeric), resume=resume, progress=report)
 
 

@@ -88,7 +88,7 @@ def test_the_key_is_made_of_all_that_can_change_a_figure(context):
     build = builds(context, ["nano"])
     keys = {Run(context, *words).key for words in (("ppl", build, {}), ("ladder", build, {}), ("ppl", build * 2, {}), ("ppl", build, {"a": 1}))}
     run = Run(context, "ppl", build, {})
-    assert len(keys | {run.key}) == 4 and set(numeric_options(context)) == {"cache_quant", "linear_input_fp8", "qat_sim", "exact"}
+    assert len(keys | {run.key}) == 4 and set(numeric_options(context)) == {"cache_quant", "linear_input_fp8", "qat_sim", "exact", "routes"}
     assert run.environment["device"] == "cpu" and {"commit", "versions"} <= set(run.environment)
 
 

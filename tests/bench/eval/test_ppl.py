@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dsv41chat.bench.eval import ppl
 from dsv41chat.bench.eval.corpus import Cutting, Window, read_corpus
 from dsv41chat.bench.eval.ppl import NotANumber, window_nll
 from dsv41chat.engine import open_engine
@@ -251,7 +252,8 @@ def test_two_builds_are_paired_and_both_remember_it(program, packs):
 
 def test_a_receipt_belongs_to_one_fingerprint(program, packs):
     program(*words(packs)[:3], *words(packs)[4:], real=True)
-    assert program("eval", "report", str(packs / "one"), real=True).code == 0
+    assert program("eval", "report", str(packs / "one"), "--output", str(packs / "one.md"), real=True).out == ""
+    assert (packs / "one.md").read_text() == program("eval", "report", str(packs / "one"), real=True).out
     other = program("eval", "report", str(packs / "two"), real=True)
     assert other.code == 6 and "Nothing has been measured of two" in other.err
 
@@ -264,6 +266,41 @@ def test_what_cannot_be_measured_is_said(program, packs, more, word):
     done = program(*words(packs, *more), real=True)
     assert done.code == 2 and word in done.err
     assert program("eval", "ppl", str(packs / "one"), real=True).code == 2, "a build of its own needs a corpus"
+
+
+def test_options_reach_the_measurement(program, packs, monkeypatch):
+    seen = []
+    monkeypatch.setattr(ppl, "window_nll", lambda engine, window, chunk: seen.append((window, chunk, str(engine.trunk.dtype))) or 1.0)
+    words = ["eval", "ppl", str(packs / "one"), "--json"]
+    more = ["--corpus", str(packs / "ids.npy"), "--window", "10", "--stride", "5", "--tokens", "20", "--dtype", "bfloat16", "--chunk", "3"]
+    found = program(*words, *more, "--output", str(packs / "r.json"), real=True).object
+    assert [(len(window.ids), window.first, chunk, dtype[-8:]) for window, chunk, dtype in seen] == [
+        (10, 1, 3, "bfloat16"), (10, 5, 3, "bfloat16"), (10, 5, 3, "bfloat16"), (6, 5, 3, "bfloat16"),
+    ]  # fmt: skip
+    receipt = json.loads((packs / "r.json").read_text())
+    assert receipt["result"]["builds"] == found["builds"] and receipt["command"].endswith(
+        "--corpus ids.npy --window 10 --stride 5 --tokens 20 --dtype bfloat16 --chunk 3"
+    )
+    text = ["eval", "ppl", "nano", "--corpus", "prose", "--tokens", "3", "--json"]
+    for bos in (True, False):
+        seen.clear()
+        program(*text, *([] if bos else ["--no-bos"]), real=True)
+        assert (seen[0][0].ids[0] == 0) == bos
+
+
+def test_an_interrupted_run_goes_on_unless_it_is_to_start_fresh(program, packs, monkeypatch):
+    argv = words(packs, "--json")
+    for more, first in (([], [1.0, 2.0]), (["--fresh"], [7.0, 7.0])):
+        sums = iter([1.0, 2.0])
+        monkeypatch.setattr(ppl, "window_nll", lambda *_, sums=sums: next(sums, None) or _interrupt())
+        assert program(*argv, real=True).code == 130
+        monkeypatch.setattr(ppl, "window_nll", lambda *_: 7.0)
+        done = program(*argv, *more, real=True)
+        assert done.object["builds"][0]["sums"] == first + [7.0] * 23 and ("going on where" in done.err) == (not more)
+
+
+def _interrupt():
+    raise KeyboardInterrupt
 
 
 def test_killed_and_started_again_it_gives_the_same_json(packs, tmp_path):

@@ -32,7 +32,7 @@ def test_experts_are_not_chosen_by_the_texts_that_judge_them():
     assert not judged & chosen_by
 
 
-def test_the_whole_table_by_one_command_and_again(program, tmp_path, monkeypatch):
+def test_the_whole_table_by_one_command(program, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "CALIBRATION_TOKENS", 96)
     monkeypatch.setattr(
         table,
@@ -42,7 +42,8 @@ def test_the_whole_table_by_one_command_and_again(program, tmp_path, monkeypatch
     lines = CORPORA["facts"].read_text().splitlines()
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines[:3] if name == "one" else lines[3:6]))
-    argv = ["eval", "table", "--corpus", str(tmp_path / "one.jsonl"), "--corpus", str(tmp_path / "two.jsonl"), "--folder", str(tmp_path / "made")]
+    corpora = ["--corpus", str(tmp_path / "one.jsonl"), "--corpus", str(tmp_path / "two.jsonl")]
+    argv = ["eval", "table", *corpora, "--folder", str(tmp_path / "made"), "--tokens", "60"]
     measured, plain = [], ppl.measure
 
     def dies_in_the_second(context, made, options, **more):
@@ -68,7 +69,9 @@ def test_the_whole_table_by_one_command_and_again(program, tmp_path, monkeypatch
     page = program("eval", "report", "nano", real=True).out
     assert "| expected to be no better | than | one.jsonl | two.jsonl |" in page and "3 builds on one.jsonl, two.jsonl" in page
     before = (tmp_path / "made" / "pruned" / "config.json").stat().st_mtime_ns
-    assert program(*argv, real=True).code == 0 and (tmp_path / "made" / "pruned" / "config.json").stat().st_mtime_ns == before
+    done = program(*argv, "--fresh", "--output", str(tmp_path / "table.json"), real=True)
+    assert done.code == 0 and "--tokens 60" in json.loads((tmp_path / "table.json").read_text())["command"]
+    assert (tmp_path / "made" / "pruned" / "config.json").stat().st_mtime_ns == before
     config["conversion"]["source_fingerprint"] = "0" * 64
     (tmp_path / "made" / "engram4" / "config.json").write_text(json.dumps(config))
     refused = program(*argv, real=True)
