@@ -94,7 +94,7 @@ def candidates(words: Sequence[str], context: Any) -> list[str]:
 def _values(action: argparse.Action, context: Any) -> list[str]:
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
-    if action.dest == "model":
+    if action.dest in ("model", "against"):
         return _builds(context)
     if action.dest in ("resume", "conversation"):
         return _conversations(context)
@@ -106,7 +106,7 @@ def _values(action: argparse.Action, context: Any) -> list[str]:
 
 
 def _positional(command: str, subcommand: str, action: argparse.Action, context: Any) -> list[str]:
-    if command == "models" and action.dest in ("name", "source"):
+    if (command == "models" and action.dest in ("name", "source")) or (command == "eval" and action.dest in ("pack", "packs")):
         return _builds(context)
     if command == "conversations" and action.dest in ("id", "ids"):
         return _conversations(context, deleted=subcommand == "undelete")

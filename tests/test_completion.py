@@ -27,6 +27,8 @@ def test_commands_subcommands_and_options(program):
 def test_builds_and_conversations(program, tmp_path):
     one, two = (program("--json", text).object["conversation"] for text in ("first", "second"))
     assert words(program, "-m", "na") == ["nano"] == words(program, "models", "info", "") == words(program, "doctor", "engram", "--model", "n")
+    assert words(program, "eval", "ppl", "") == ["nano"] == words(program, "eval", "report", "n")
+    assert words(program, "eval", "ppl", "--dt") == ["--dtype"] and "ladder" in words(program, "eval", "")
     assert words(program, "--resume", one[:6]) == [one] and words(program, "conversations", "show", "") == sorted([one, two])
     program("conversations", "delete", one, "--yes")
     assert words(program, "conversations", "undelete", "") == [one] and words(program, "conversations", "delete", "") == [two]
