@@ -60,5 +60,6 @@ class Stage:
     def attend(self, x: mx.array, keys: mx.array, keep_mask: mx.array, table) -> mx.array:
         """x [n, D] against keys [1 or n, K, C] where keep_mask [1 or n, K] -> [n, D]."""
         w = self.attention
-        _, q = w.query(x, table)
-        return w.output(self.core(q, keys, keep_mask, w.sink, w.head_dim**-0.5), table, self.dtype)
+        _, q = w.query(x)
+        o = self.core(w.turned(q, table), keys, keep_mask, w.sink, w.head_dim**-0.5)
+        return w.output(w.turned_back(o, table, self.dtype))

@@ -9,9 +9,10 @@ Row checks and install checks draw their inputs from here, so both see the same 
 | mix | `attn_mix`, `ffn_mix` | (h [n, S, D]) -> pre, post, comb |
 | head_mix | `head_mix`, `collapse_head` | (h) -> [n, D] |
 | enter | `Layer.into_attention`, `.into_experts` | `Streams` -> h, x, pre, post, comb |
-| project, query, latent | of `AttentionWeights` | (x [n, D], (cos, sin)) |
-| output | `AttentionWeights.output` | (o float32 [n, H, C], (cos, sin), dtype) -> [n, D] |
-| gathered | `Attention.gathered` | (q, window, slots, present, pool, index, picked) -> float32 [n, H, C] |
+| project, latent | of `AttentionWeights` | (x [n, D], (cos, sin)) |
+| query | `AttentionWeights.query` | (x [n, D]) -> qr, q [n, H, C] as projected |
+| output | `AttentionWeights.output` | (o [n, H, C]) -> [n, D] |
+| gathered | `Attention.gathered` | (q, (cos, sin), window, slots, present, pool, index, picked) -> [n, H, C] |
 | core | `Attention.core`, `Stage.core` | (q, keys, keep_mask, sink, scale) |
 | scores | `Indexer.score` | (q, weight, keys, length) -> float32 [n, T] |
 | select | `Indexer.select` | (score [n, T]) -> index [n, slots] ascending, present |
@@ -62,7 +63,7 @@ _METHODS: dict[type, dict[str, str]] = {
 _ENTER = {"into_attention": "enter", "into_experts": "enter"}
 _BY_NAME = {"Stage": {"core": "core"}, "Layer": _ENTER, "LayerV4": _ENTER}
 # Arguments that all rows of a call share, by op.
-SHARED = {"core": frozenset({3, 4}), "scores": frozenset({2}), "gathered": frozenset({1, 4}), "output": frozenset({2})}
+SHARED = {"core": frozenset({3, 4}), "scores": frozenset({2}), "gathered": frozenset({2, 5})}
 _POOL_ROWS = 96
 
 
@@ -241,12 +242,15 @@ def _inputs(site: Site, n: int, rng: np.random.Generator) -> tuple:
     if op == "enter":
         s, d = c.hc_mult, c.hidden_size
         return normal(n, s, d).astype(dtype), positive(n, s), normal(n, d).astype(dtype), positive(n, s), positive(n, s, s) / s
-    if op in ("project", "query", "latent", "output"):
+    if op in ("project", "latent", "gathered"):
         phase = rng.random((n, c.qk_rope_head_dim // 2)) * 6
         table = mx.array(np.cos(phase).astype(np.float32)), mx.array(np.sin(phase).astype(np.float32))
-        if op == "output":
-            return normal(n, site.owner.heads, site.owner.head_dim), table, dtype
+    if op in ("project", "latent"):
         return normal(n, c.hidden_size).astype(dtype), table
+    if op == "query":
+        return (normal(n, c.hidden_size).astype(dtype),)
+    if op == "output":
+        return (normal(n, site.owner.heads, site.owner.head_dim).astype(dtype),)
     if op == "core":
         keys = c.sliding_window + c.index_topk
         keep = mx.array(rng.random((n, keys)) < 0.8)
@@ -257,7 +261,7 @@ def _inputs(site: Site, n: int, rng: np.random.Generator) -> tuple:
         q = normal(n, c.num_attention_heads, c.head_dim).astype(dtype)
         slots = mx.array(rng.integers(0, ring, (n, w)).astype(np.int32))
         present = mx.array(np.arange(w)[None] >= rng.integers(0, w, (n, 1)))
-        args = (q, normal(ring, c.head_dim).astype(dtype), slots, present)
+        args = (q, table, normal(ring, c.head_dim).astype(dtype), slots, present)
         if not site.owner.layer.ratio:
             return *args, None, None, None
         seen = rng.integers(0, 64, (n, 1))

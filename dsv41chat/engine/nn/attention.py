@@ -64,22 +64,28 @@ class AttentionWeights:
 
     def project(self, x: mx.array, table) -> tuple[mx.array, mx.array, mx.array]:
         """x [n, D] -> `query` and `latent` of the same rows: (qr [n, q_rank], q [n, H, C], kv [n, C])."""
-        return *self.query(x, table), self.latent(x, table)
+        return *self.query(x), self.latent(x, table)
 
-    def query(self, x: mx.array, table) -> tuple[mx.array, mx.array]:
-        """x [n, D] -> (low-rank query [n, q_rank], rotated heads [n, H, C])."""
+    def query(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """x [n, D] -> (low-rank query [n, q_rank], heads [n, H, C] as projected; `turned` makes them ready)."""
         qr = norm.rms(self.wq_a(x), self.q_norm, self.eps)
-        q = self.wq_b(qr).reshape(x.shape[0], self.heads, self.head_dim)
-        return qr, rope.rotate(norm.rms(q, None, self.eps) if self.head_norm else q, table)
+        return qr, self.wq_b(qr).reshape(x.shape[0], self.heads, self.head_dim)
+
+    def turned(self, q: mx.array, table) -> mx.array:
+        """q [n, H, C] -> normed per head where the family does that, and rotated."""
+        return rope.rotate(norm.rms(q, None, self.eps) if self.head_norm else q, table)
+
+    def turned_back(self, o: mx.array, table, dtype: mx.Dtype) -> mx.array:
+        """o float32 [n, H, C] -> rotated back at the query's position, in the model dtype."""
+        return rope.rotate(o, table, inverse=True).astype(dtype)
 
     def latent(self, x: mx.array, table) -> mx.array:
         """x [n, D] -> the rows' own key-and-value vectors [n, C], rotated, rounded."""
         kv = rope.rotate(norm.rms(self.wkv(x), self.kv_norm, self.eps), table)
         return kv if self.rounding is None else self.rounding(kv)
 
-    def output(self, o: mx.array, table, dtype: mx.Dtype) -> mx.array:
-        """o float32 [n, H, C] -> [n, D]: rotate back at the query's position, then the grouped output projection."""
-        o = rope.rotate(o, table, inverse=True).astype(dtype)
+    def output(self, o: mx.array) -> mx.array:
+        """o [n, H, C] -> [n, D]: the grouped output projection."""
         return self.wo_b(self.wo_a(o.reshape(o.shape[0], -1)))
 
 
@@ -112,23 +118,24 @@ class Attention:
             self.compressor(lane, rows, x)
         if self.indexer is not None:
             self.indexer(lane, rows, x, qr)
-        return self.weights.output(self._attend(lane, rows, q, kv), table, self.dtype)
+        return self.weights.output(self._attend(lane, rows, q, kv))
 
     def _attend(self, lane: Lane, rows: Rows, q: mx.array, kv: mx.array) -> mx.array:
         name, out, pool, index, picked = f"window.{self.layer.index}", [], None, None, None
+        cos, sin = rows.tables[self.layer.rope]
         if self.layer.ratio:
             index, picked = rows.picked
             pool = lane.buffers[f"pool.{self.layer.kv_source}"]
         for part, write, slots, present in rows.blocks:
             lane.write(name, write, kv[part])
             chosen = (None, None) if pool is None else (index[part], picked[part])
-            out.append(self.gathered(q[part], lane.buffers[name], slots, present, pool, *chosen))
+            out.append(self.gathered(q[part], (cos[part], sin[part]), lane.buffers[name], slots, present, pool, *chosen))
         return mx.concatenate(out) if len(out) > 1 else out[0]
 
     def gathered(
-        self, q: mx.array, window: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None, index: mx.array | None,
-        picked: mx.array | None,
+        self, q: mx.array, table: tuple[mx.array, mx.array], window: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None,
+        index: mx.array | None, picked: mx.array | None,
     ) -> mx.array:  # fmt: skip
-        """The core over rows of the two buffers: q [n, H, C]; window [R, C] at slots [n, W] where present; pool [P, C] at index [n, K]
-        where picked, None without entries -> float32 [n, H, C]."""
-        return attend.gather_and_attend(self.core, self.weights, q, window, slots, present, pool, index, picked)
+        """The core over rows of the two buffers: q [n, H, C] as projected, table its (cos, sin); window [R, C] at slots [n, W] where
+        present; pool [P, C] at index [n, K] where picked, None without entries -> [n, H, C], rotated back."""
+        return attend.gather_and_attend(self.core, self.weights, q, table, window, slots, present, pool, index, picked)

@@ -51,7 +51,7 @@ class AttentionV4:
             picked = self.indexer(lane, rows, x, qr)
         elif self.layer.ratio:
             picked = self.all_visible(rows)
-        return w.output(self._attend(lane, rows, q, kv, picked), table, self.dtype)
+        return w.output(self._attend(lane, rows, q, kv, picked))
 
     def all_visible(self, rows: RowsV4) -> tuple[mx.array, mx.array]:
         """(index, present) of a layer without an indexer, wide enough for the last row."""
@@ -60,6 +60,7 @@ class AttentionV4:
 
     def _attend(self, lane: Lane, rows: RowsV4, q: mx.array, kv: mx.array, picked) -> mx.array:
         name, ratio, w, out = f"window.{self.layer.index}", self.layer.ratio, self.weights, []
+        cos, sin = rows.tables[self.layer.rope]
         most = self.indexer.topk if self.indexer is not None else None
         for part, write, slots, present in rows.blocks:
             lane.write(name, write, kv[part])
@@ -68,12 +69,12 @@ class AttentionV4:
                 chosen = (None, None, None)
                 if width:
                     chosen = lane.buffers[f"pool.{self.layer.index}"], picked[0][tile, :width], picked[1][tile, :width]
-                out.append(self.gathered(q[tile], lane.buffers[name], slots[local], present[local], *chosen))
+                out.append(self.gathered(q[tile], (cos[tile], sin[tile]), lane.buffers[name], slots[local], present[local], *chosen))
         return mx.concatenate(out) if len(out) > 1 else out[0]
 
     def gathered(
-        self, q: mx.array, window: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None, index: mx.array | None,
-        picked: mx.array | None,
+        self, q: mx.array, table: tuple[mx.array, mx.array], window: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None,
+        index: mx.array | None, picked: mx.array | None,
     ) -> mx.array:  # fmt: skip
         """As `Attention.gathered`."""
-        return attend.gather_and_attend(self.core, self.weights, q, window, slots, present, pool, index, picked)
+        return attend.gather_and_attend(self.core, self.weights, q, table, window, slots, present, pool, index, picked)

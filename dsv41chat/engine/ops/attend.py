@@ -25,13 +25,14 @@ def attend_rows(q: mx.array, keys: mx.array, keep_mask: mx.array, sink: mx.array
     return (e / (mx.sum(e, axis=-1, keepdims=True) + mx.exp(sink - top))) @ keys
 
 
-def gather_and_attend(core: Callable, weights: Any, q, window, slots, present, pool, index, picked) -> mx.array:
-    """`core` over window rows in the order of their slots, then pool rows in the order of their index."""
+def gather_and_attend(core: Callable, weights: Any, q, table, window, slots, present, pool, index, picked) -> mx.array:
+    """`core` over window rows in the order of their slots, then pool rows in the order of their index; the weights turn q and its result."""
     keys = window[slots]
     if pool is not None:
         keys = mx.concatenate([keys, pool[index]], axis=1)
         present = mx.concatenate([present, picked], axis=1)
-    return core(q, keys, present, weights.sink, weights.head_dim**-0.5)
+    o = core(weights.turned(q, table), keys, present, weights.sink, weights.head_dim**-0.5)
+    return weights.turned_back(o, table, q.dtype)
 
 
 def index_scores(q: mx.array, weight: mx.array, keys: mx.array, length: mx.array) -> mx.array:
