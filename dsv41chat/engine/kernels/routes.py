@@ -40,7 +40,8 @@ class Route:
     devices: kinds of device it is for. tolerance: by op, the largest relative L2 distance of any float result; 0 asks for the same
     bits. Whole numbers and booleans must be equal. missing: what this machine lacks, None if nothing. rows_alike: whether a row's
     bits are the same in calls of any width, as the stock operations of the CPU have it. identity: what else its bits depend on.
-    auto: whether `auto` considers it.
+    auto: whether `auto` considers it. reference: what it is compared with; the stock operation as it is, or in float32.
+    check_rows: of the calls that are compared.
     """
 
     name: str
@@ -51,6 +52,8 @@ class Route:
     missing: Callable[[], str | None] = lambda: None
     identity: Callable[[], str] = lambda: ""
     auto: bool = True
+    reference: Callable[[Site], Callable] = lambda site: site.stock
+    check_rows: tuple[int, ...] = CHECK_ROWS
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,9 @@ class KernelRoutes:
 
 def known_routes() -> tuple[Route, ...]:
     """All routes, the preferred one first. Each lives in its own module."""
-    return ()
+    from dsv41chat.engine.kernels import cuda, metal
+
+    return metal.metal_route(), cuda.cuda_route()
 
 
 def names() -> tuple[str, ...]:
@@ -242,9 +247,9 @@ def _check(site: Site, route: Route) -> float:
     where = f"{route.name} for {site.op}, {site.key}"
     built = route.builders[site.op](site)
     rng = np.random.default_rng(list(hashlib.sha256(site.key.encode()).digest()[:8]))
-    for rows in CHECK_ROWS:
+    for rows in route.check_rows:
         args = site.inputs(rows, rng)
-        want = site.stock(*args)
+        want = route.reference(site)(*args)
         try:
             got = built(*args)
             mx.eval(got)

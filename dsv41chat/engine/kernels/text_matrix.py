@@ -163,3 +163,26 @@ EXPERTS_DOWN = Kernel(
 """,
     DECODE + _PAIR,
 )
+
+# A whole matrix [N, K] as bfloat16, each value computed in fp32 and rounded once. Groups (K / 32 * N / 128) of 128 threads, a run of 32
+# inputs per thread; `dims` int32 [0] = number of runs.
+DECODE_MATRIX = Kernel(
+    "decode_matrix",
+    ("w", "sc", "bi", "dims"),
+    ("out",),
+    r"""
+  const u32 run = gx * 128 + tid;
+  if (run < (u32)dims[0]) {
+    u32 a[BITS]; float s, b;
+    run32<BITS>((DEV const u32*)w + (u64)run * BITS, a);
+    scales<MODE, BITS, SF>((DEV const u16*)sc, (DEV const u16*)bi, (u64)run / (GS / 32), s, b);
+    UNROLL for (int c = 0; c < 4; c++) {
+      uint4 o; float d[8];
+      UNROLL for (int i = 0; i < 8; i++) d[i] = FMA((code<MODE, BITS>(a, c * 8 + i)), s, b);
+      o.x = pack2(d[0], d[1]); o.y = pack2(d[2], d[3]); o.z = pack2(d[4], d[5]); o.w = pack2(d[6], d[7]);
+      *(DEV uint4*)((DEV u16*)out + (u64)run * 32 + c * 8) = o;
+    }
+  }
+""",
+    DECODE,
+)

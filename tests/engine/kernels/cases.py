@@ -10,13 +10,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.kernels import finish
+from dsv41chat.engine.kernels import exl3, finish, tensor
 from dsv41chat.engine.kernels.attend import Attend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.hyper import Enter
 from dsv41chat.engine.kernels.launch import Backend
-from dsv41chat.engine.kernels.matrix import Experts, Matvec
+from dsv41chat.engine.kernels.matrix import Experts, Matvec, stored
 from dsv41chat.engine.nn import linear as nn
+from dsv41chat.engine.nn.exl3 import Exl3Linear
 from dsv41chat.engine.nn.hyper_connection import HyperConnection, enter
 from dsv41chat.engine.nn.moe_v4 import MoEV4
 from dsv41chat.engine.ops import attend, fakequant, norm, rope, route, select
@@ -28,7 +29,7 @@ BF16, F32 = mx.bfloat16, mx.float32
 @dataclass(frozen=True)
 class Case:
     """inputs: for ROWS rows, arrays or tuples of them; shared: those that all rows use. limits: relative L2 distance to stock, one per
-    result; 0: the same bits. close: results whose bits may differ between devices (exp, log)."""
+    result; 0: the same bits. close: results whose bits may differ between devices (exp, log, the matrix unit). only: its one dialect."""
 
     name: str
     build: Callable[[Backend], Callable]
@@ -37,6 +38,7 @@ class Case:
     limits: tuple[float, ...]
     shared: frozenset[int] = frozenset()
     close: frozenset[int] = frozenset()
+    only: str | None = None
 
     def arguments(self, rows: int) -> tuple:
         return tuple(a if i in self.shared else _cut(a, rows) for i, a in enumerate(self.inputs))
@@ -256,6 +258,54 @@ def router(kind: str, experts_count: int = 40, picks: int = 6) -> Case:
     return Case(f"router {kind}", build, stock, (d.normal(ROWS, D).astype(BF16), image, chosen), (0.0, 1e-6), close=frozenset({1}))
 
 
+def tensor_matvec(groups: int = 1) -> Case:
+    d = Draw(15)
+    shape = (32, 512) if groups == 1 else (groups, 16, 256)
+    module = (nn.QuantizedLinear if groups == 1 else nn.QuantizedGroupedLinear)(d.packed(shape, "affine", 4, 64))
+    w, each = values(module), shape[-1]
+    stock = lambda x: mx.concatenate([x.astype(F32)[:, each * g : each * (g + 1)] @ w.reshape(groups, -1, each)[g].T for g in range(groups)], axis=1)
+    inputs = (d.rows(ROWS, each * groups),)
+    return Case(f"tensor matvec {groups}", lambda b: tensor.TensorMatvec(b, module), stock, inputs, (2.5e-3,), close=frozenset({0}), only="cuda")
+
+
+def tensor_experts(mode: str, bits: int, group: int) -> Case:
+    """Weights are rounded to bfloat16 before the products, which this stock operation does as well."""
+    d, E, D, I, picks = Draw(16), 5, 128, 64, 3
+    up = [nn.QuantizedExpertLinear(d.packed((E, I, D), mode, bits, group), BF16) for _ in range(2)]
+    down = nn.QuantizedExpertLinear(d.packed((E, D, I), mode, bits, group), BF16)
+    wide = [nn.ExpertLinear(values(m).astype(BF16).astype(F32), F32) for m in (*up, down)]
+    shared = lambda x: x * 0.5
+
+    def stock(x, ids, w):
+        v = x.astype(F32)[:, None, None]
+        act = route.swiglu(wide[0](v, ids), wide[1](v, ids), 2.0, w[..., None, None], F32)
+        return mx.sum(wide[2](act, ids)[:, :, 0], axis=1) + shared(x).astype(F32)
+
+    inputs = d.rows(ROWS, D), d.chosen(picks, E), d.positive(ROWS, picks)
+    build = lambda b: tensor.TileExperts(b, *up, down, shared, 2.0)
+    return Case(f"tensor experts {mode} {bits}", build, stock, inputs, (5e-3,), close=frozenset({0}), only="cuda")
+
+
+def decoded(mode: str, bits: int, group: int) -> Case:
+    """The result has the matrix's rows, of which there are eight."""
+    d = Draw(17)
+    module = nn.QuantizedLinear(d.packed((ROWS, 640), mode, bits, group))
+    whole = values(module).astype(BF16)
+    build = lambda b: lambda x: tensor.decoded(b, stored(module))
+    return Case(f"decoded {mode} {bits} g{group}", build, lambda x: whole, (whole,), (0.0,), frozenset({0}))
+
+
+def trellis(book: str, halves: int, wide: bool = True, biased: bool = False) -> Case:
+    """halves: twice the bits of a value. wide: float32 rows and result."""
+    d, K, N = Draw(14 + halves), 256, 128
+    words = mx.array(d.rng.integers(0, 2**32, (K // 16, N // 16, 4 * halves), dtype=np.uint32))
+    half = lambda a: a.astype(mx.float16)
+    module = Exl3Linear(words, half(d.normal(K)), half(d.normal(N)), half(d.normal(N)) if biased else None, book)
+    x = d.rows(ROWS, K).astype(F32 if wide else BF16)
+    name = f"exl3 {book} {halves / 2:g} bits{'' if wide else ' bfloat16'}{' biased' if biased else ''}"
+    return Case(name, lambda b: exl3.Exl3Matvec(b, module), lambda x: module(x.astype(F32)), (x,), (1e-5 if wide else 2.5e-3,))
+
+
 _STOCK_ROUNDING = {
     finish.NO_ROUNDING: lambda x: x, finish.FP8_UE8M0: fakequant.fp8_ue8m0, finish.FP4_UE8M0: fakequant.fp4_ue8m0,
     finish.FP4_SCALED: fakequant.fp4_e4m3, finish.V4_FP4: fakequant.v4_fp4, finish.v4_fp8(64): lambda x: fakequant.v4_fp8(x, 64),
@@ -321,4 +371,16 @@ def cases() -> tuple[Case, ...]:
         finished(128, finish.V4_FP4, False, 0, heads=3),
         finished(64, finish.FP8_UE8M0, False, 32),
         finished(32, finish.FP4_UE8M0, False, 16, heads=4),
+        tensor_matvec(),
+        tensor_matvec(4),
+        tensor_experts("affine", 4, 64),
+        tensor_experts("mxfp4", 4, 32),
+        tensor_experts("mxfp8", 8, 32),
+        tensor_experts("affine", 6, 32),
+        tensor_experts("affine", 2, 64),
+        *(decoded(*f) for f in (("affine", 4, 64), ("affine", 3, 32), ("mxfp4", 4, 32), ("mxfp8", 8, 32))),
+        trellis("3inst", 4, biased=True),
+        trellis("mcg", 6, wide=False),
+        trellis("mul1", 5),
+        trellis("mcg", 16),
     )

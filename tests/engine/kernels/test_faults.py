@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsv41chat.engine.kernels import attend, choose, dialect, finish, hyper, matrix
+from dsv41chat.engine.kernels import attend, choose, dialect, exl3, finish, hyper, matrix, tensor
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.shim import Shim, needs_compiler
 
@@ -42,13 +42,21 @@ FAULTS = {
     "the wrong bias": ("router images", choose, "ROUTE", "image[gx] ? bias2[e] : bias[e]", "image[gx] ? bias[e] : bias2[e]"),
     "a block of another size": ("finish 1 x 64 kind 1 g32 turned", finish, "FINISH_ROWS", "o * VEC < QB", "2 * o * VEC < QB"),
     "a tie that goes the other way": ("finish 3 x 128 kind 2 g32", finish, "FINISH_ROWS", "(m > 2.5f)", "(m >= 2.5f)"),
+    "the window of the next position": ("exl3 mcg 3 bits bfloat16", exl3, "EXL3_MATVEC", "const int below = (7 - j)", "const int below = (6 - j)"),
+    "a lane's sums that are not joined": ("exl3 3inst 2 bits biased", exl3, "EXL3_MATVEC", "s += SHXOR(s, 2);", ""),
+    "a butterfly left out": ("exl3 mul1 2.5 bits", exl3, "EXL3_ROTATE", "o < 32; o <<= 1", "o < 16; o <<= 1"),
+    "a lost split of the inputs": ("tensor matvec 1", tensor, "TENSOR_MATVEC", "s < KS; s++) v +=", "s < KS - 1; s++) v +="),
+    "an offset of the codes": ("tensor matvec 4", tensor, "TENSOR_MATVEC", "FMA(-128.0f, q, four(zb, j))", "FMA(-127.0f, q, four(zb, j))"),
+    "a row of another tile": ("tensor experts affine 4", tensor, "TENSOR_TILES", "tok[first + mine]", "tok[mine]"),
+    "pairs in another order": ("tensor experts mxfp8 8", tensor, "TENSOR_TILES", "pack2(v[i], v[i + 4])", "pack2(v[i + 4], v[i])"),
+    "a scale of the group before in a matrix": ("decoded affine 4 g64", tensor, "DECODE_MATRIX", "/ (GS / 32)", "/ (GS / 16)"),
     "no rotation": ("finish 4 x 128 kind 2 g32 turned", finish, "FINISH_ROWS", "rbf(MUL(u, c) - MUL(v, s))", "u"),
 }
 
 
 def caught(name: str) -> bool:
     case = next(c for c in cases() if c.name == name)
-    return any(d > limit for d, limit in zip(case.distances(case.run(Shim("metal"))), case.limits, strict=True))
+    return any(d > limit for d, limit in zip(case.distances(case.run(Shim(case.only or "metal"))), case.limits, strict=True))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -6,7 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.engine.kernels.cases import ROWS, cases
+from dsv41chat.engine.kernels.tensor import TileProduct, tiles_of
+from dsv41chat.engine.nn import linear as nn
+from tests.engine.kernels.cases import ROWS, Draw, cases, distance, trellis, values
+from tests.engine.kernels.record import raw, record_of
 from tests.engine.kernels.shim import Shim, needs_compiler
 
 pytestmark = needs_compiler
@@ -18,8 +21,45 @@ def bits(arrays, rows: int = ROWS) -> list[bytes]:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_a_text(case):
-    got = case.run(Shim("metal"))
+    first = case.only or "metal"
+    got = case.run(Shim(first))
     assert all(d <= limit for d, limit in zip(case.distances(got), case.limits, strict=True)), case.distances(got)
-    assert bits(case.run(Shim("cuda"))) == bits(got), "the preludes give different bits"
+    want = record_of(case)
+    stale = [i for i, a in enumerate(got) if want and i not in case.close and not np.array_equal(raw(a), want[i])]
+    assert not stale, "texts or cases changed: write the record again with python -m tests.engine.kernels.record"
+    if case.only is None:
+        assert bits(case.run(Shim("cuda"))) == bits(got), "the preludes give different bits"
     for rows in (1, 3):
-        assert bits(case.run(Shim("metal"), rows)) == bits(got, rows), f"{rows} rows alone have other bits than among {ROWS}"
+        assert bits(case.run(Shim(first), rows), rows) == bits(got, rows), f"{rows} rows alone have other bits than among {ROWS}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [32, 64])
+def test_tiles_cover_every_row_once(rows):
+    """Experts without a row, with one, with exactly a tile and with more."""
+    counts = [0, 1, rows, rows + 1, 3 * rows, 0]
+    ids = mx.array(np.repeat(np.arange(len(counts)), counts).astype(np.int32))
+    tiles = np.array(tiles_of(ids, len(counts), rows))
+    seen = [(int(e), int(first) + i) for e, first, count, _ in tiles for i in range(count)]
+    assert seen == [(e, i) for i, e in enumerate(np.array(ids).tolist())] and tiles[:, 2].max() <= rows
+    assert len(tiles) == -(-ids.size // rows) + len(counts)
+
+
+def test_a_prompt_of_many_rows_in_wide_and_narrow_tiles():
+    """More rows of an expert than one tile holds: the tiles' own rows, one by one, are the same as of few rows."""
+    d = Draw(18)
+    module = nn.QuantizedExpertLinear(d.packed((2, 128, 64), "affine", 4, 64), mx.bfloat16)
+    x = d.normal(90, 64).astype(mx.bfloat16)
+    ids = mx.array([0] * 70 + [1] * 20, dtype=mx.int32)
+    want = mx.concatenate([x[:70].astype(mx.float32) @ values(module)[0].T, x[70:].astype(mx.float32) @ values(module)[1].T])
+    product, tok = TileProduct(Shim("cuda"), module), mx.arange(90, dtype=mx.int32)
+    wide, narrow = (product(x, tok, tiles_of(ids, 2, 8 * columns), columns) for columns in (8, 4))
+    assert distance(wide, want) < 4e-3 and bits([wide], 90) == bits([narrow], 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("book", ["3inst", "mcg", "mul1"])
+@pytest.mark.parametrize("halves", [2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16])
+def test_every_width_of_a_trellis(book, halves):
+    case = trellis(book, halves)
+    assert case.distances(case.run(Shim("metal"), 2), 2)[0] <= case.limits[0]

@@ -1,0 +1,217 @@
+"""The route of a GPU: which kernel computes which site. Metal and CUDA share the texts, so they share this table.
+
+What the kernels do not have (a shape, a format, a dtype) is declined here, at construction, with the reason; such a site stays stock.
+A decode call has at most `MOST_ROWS` rows. In wider calls the router is stock; matrices and experts are stock on Metal and decoded to
+bfloat16 for the matrix unit on CUDA; all else is one kernel for any number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.errors import RouteUnavailable
+from dsv41chat.engine.kernels.attend import Attend
+from dsv41chat.engine.kernels.choose import Router, Scores, TopK
+from dsv41chat.engine.kernels.exl3 import exl3_product
+from dsv41chat.engine.kernels.finish import FP8_UE8M0, NO_ROUNDING, Finish, Rounding, v4_fp8
+from dsv41chat.engine.kernels.hyper import Enter
+from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec
+from dsv41chat.engine.kernels.routes import Declined, Route, distance
+from dsv41chat.engine.kernels.sites import Site, bare
+from dsv41chat.engine.kernels.tensor import DecodedProduct, TensorMatvec, TileExperts
+from dsv41chat.engine.nn.attention import AttentionWeights
+from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
+from dsv41chat.engine.nn.indexer_v4 import IndexerV4
+from dsv41chat.engine.nn.linear import ExpertLinear, QuantizedExpertLinear, QuantizedGroupedLinear, QuantizedLinear
+from dsv41chat.engine.ops import norm, rope
+from dsv41chat.engine.ops.route import swiglu
+from dsv41chat.engine.rows_v4 import slots_for
+
+# Relative L2 distance to the reference in bfloat16. Source: spec: kernels, section 7. Latents are rounded to few bits at the end, which
+# makes a whole step of a low bit of the product; so their products are compared as matrices, and what follows them on equal input.
+TOLERANCE = {
+    "matrix": 4e-3, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "gathered": 4e-3, "scores": 1e-5, "select": 0.0, "router": 1e-5,
+    "experts": 8e-3,
+}  # fmt: skip
+_FINISH_LIMIT = 5e-3
+# By backend and shape: every layer builds its own, and they are alike.
+_finish_gaps: dict[tuple, float] = {}
+
+
+def gpu_route(dialect: str, backend: Backend, missing: Callable[[], str | None], devices: frozenset[str] | None = None) -> Route:
+    """The route named after its dialect. backend: what runs the texts; devices: kinds it is for, by default the dialect's own."""
+    return Route(
+        dialect,
+        devices or frozenset({dialect}),
+        builders(backend),
+        TOLERANCE,
+        rows_alike=False,
+        missing=missing,
+        identity=lambda: dialect,
+        reference=in_float32,
+        check_rows=(1, 5, 40) if dialect == "cuda" else (1, 5),
+    )
+
+
+def in_float32(site: Site) -> Callable:
+    """The stock operation; products run in float32 and only their results are rounded, so that its own roundings do not count.
+
+    The step between sublayers and the choices stay as they are: what they decide on is the bfloat16 rows themselves.
+    """
+    if site.op not in ("matrix", "project", "latent", "gathered", "experts"):
+        return site.stock
+    call = site.stock
+    if site.op == "experts":
+        m = site.owner
+        wide = {name: replace(bare(getattr(m, name)), dtype=mx.float32) for name in ("w1", "w2", "w3")}
+        parts = {name: bare(getattr(m, name)) for name in ("shared1", "shared2", "shared3")}
+        call = replace(m, **wide, **parts, dtype=mx.float32).experts
+    narrow = lambda value: tuple(map(narrow, value)) if isinstance(value, tuple) else value.astype(site.trunk.dtype)
+    floating = lambda a: isinstance(a, mx.array) and mx.issubdtype(a.dtype, mx.floating)
+    return lambda *args: narrow(call(*(a.astype(mx.float32) if floating(a) else a for a in args)))
+
+
+def builders(backend: Backend) -> Mapping[str, Callable[[Site], Callable]]:
+    make = {
+        "matrix": _matrix, "enter": _enter, "project": _project, "latent": _latent, "gathered": _gathered, "scores": _scores,
+        "select": _select, "router": _router, "experts": _experts,
+    }  # fmt: skip
+    return {op: lambda site, build=build: build(backend, site) for op, build in make.items()}
+
+
+def _bfloat16(site: Site) -> None:
+    if site.trunk.dtype != mx.bfloat16:
+        raise Declined(f"the kernels compute on bfloat16 rows, not {str(site.trunk.dtype).rsplit('.', 1)[-1]}")
+
+
+def _few(few: Callable, many: Callable) -> Callable:
+    """few for a decode call, many for a wider one."""
+    return lambda x, *rest: few(x, *rest) if x.shape[0] <= MOST_ROWS else many(x, *rest)
+
+
+def _matrix(backend: Backend, site: Site) -> Callable:
+    """Plain matrices stay stock, and so do stacked ones, which `experts` serves."""
+    if isinstance(site.stock, (Exl3Linear, Exl3GroupedLinear, Exl3ExpertLinear)):
+        return _few(exl3_product(backend, site.stock), site.stock)
+    if isinstance(site.stock, (ExpertLinear, QuantizedExpertLinear)):
+        raise Declined("")
+    if not isinstance(site.stock, (QuantizedLinear, QuantizedGroupedLinear)):
+        raise Declined(f"{type(site.stock).__name__} stays with the stock product")
+    few, many = Matvec(backend, site.stock), site.stock
+    if backend.dialect == "cuda":
+        few, many = _half(_tensor_or(backend, site.stock, few), few), _half(DecodedProduct(backend, site.stock), many)
+    return _few(few, many)
+
+
+def _tensor_or(backend: Backend, module: Any, other: Callable) -> Callable:
+    try:
+        return TensorMatvec(backend, module)
+    except Declined:
+        return other
+
+
+def _half(call: Callable, other: Callable) -> Callable:
+    """call for bfloat16 rows, other for float32 ones (the head)."""
+    return lambda x: call(x) if x.dtype == mx.bfloat16 else other(x)
+
+
+def _enter(backend: Backend, site: Site) -> Callable:
+    _bfloat16(site)
+    layer = site.owner
+    mix, weight = (layer.attn_mix, layer.attn_norm) if site.field == "into_attention" else (layer.ffn_mix, layer.ffn_norm)
+    return Enter(backend, bare(mix), weight, layer.eps, site.trunk.config.family == "v41")
+
+
+def _latent(backend: Backend, site: Site) -> Callable:
+    """Called with whatever computes `wkv`, so that its own route counts."""
+    _bfloat16(site)
+    w, dims, rounding = site.owner, site.trunk.config.qk_rope_head_dim, _rounding(site)
+    finish = Finish(backend, w.head_dim, weight=w.kv_norm, eps=w.eps, rope=dims, rounding=rounding)
+    key = backend, w.head_dim, w.eps, dims, rounding
+    if key not in _finish_gaps:
+        _finish_gaps[key] = _finish_gap(finish, w, dims)
+    if _finish_gaps[key] > _FINISH_LIMIT:
+        reason = f"norm, rotation and rounding of latents are {_finish_gaps[key]:.1e} from stock on equal rows"
+        raise RouteUnavailable(reason, "engine.routes = stock")
+    return lambda x, table: finish(w.wkv(x), table)
+
+
+def _finish_gap(finish: Finish, w: AttentionWeights, dims: int) -> float:
+    """The distance to stock of what follows a product."""
+    rng = np.random.default_rng(w.head_dim)
+    y = mx.array(rng.standard_normal((8, w.head_dim)).astype(np.float32)).astype(mx.bfloat16)
+    phase = rng.random((8, dims // 2)) * 6
+    table = mx.array(np.cos(phase).astype(np.float32)), mx.array(np.sin(phase).astype(np.float32))
+    want = rope.rotate(norm.rms(y, w.kv_norm, w.eps), table)
+    return distance(finish(y, table), want if w.rounding is None else w.rounding(want))
+
+
+def _rounding(site: Site) -> Rounding:
+    """What `AttentionWeights.rounding` is, for the kernel."""
+    if site.owner.rounding is None:
+        return NO_ROUNDING
+    return v4_fp8(site.trunk.config.qk_rope_head_dim) if site.trunk.config.family == "v4" else FP8_UE8M0
+
+
+def _project(backend: Backend, site: Site) -> Callable:
+    latent, w = _latent(backend, site), site.owner
+    narrow = Finish(backend, w.q_norm.shape[0], weight=w.q_norm, eps=w.eps)
+
+    def project(x: mx.array, table: Any) -> tuple[mx.array, mx.array, mx.array]:
+        qr = narrow(w.wq_a(x))
+        return qr, w.wq_b(qr).reshape(x.shape[0], w.heads, w.head_dim), latent(x, table)
+
+    return project
+
+
+def _gathered(backend: Backend, site: Site) -> Callable:
+    _bfloat16(site)
+    c, w = site.trunk.config, site.owner.weights
+    return Attend(backend, w.heads, w.head_dim, c.qk_rope_head_dim, c.sliding_window, w.sink, w.eps if w.head_norm else None)
+
+
+def _scores(backend: Backend, site: Site) -> Callable:
+    _bfloat16(site)
+    return Scores(backend, site.owner.heads, site.owner.head_dim)
+
+
+def _select(backend: Backend, site: Site) -> Callable:
+    _bfloat16(site)
+    owner = site.owner
+    return TopK(backend, owner.topk, slots_for(owner.topk) if isinstance(owner, IndexerV4) else owner.topk)
+
+
+def _router(backend: Backend, site: Site) -> Callable:
+    _bfloat16(site)
+    moe = site.owner
+    table = getattr(moe, "table", None)
+    kernel = Router(
+        backend, bare(moe.gate), moe.picks, moe.scoring, moe.factor, getattr(moe, "gate_temp", 1.0), moe.bias, getattr(moe, "bias_image", None)
+    )
+    if table is not None:
+        return _few(lambda x, tokens: kernel(x, None, mx.sort(table[tokens], axis=-1)), site.stock)
+    if site.trunk.config.family == "v4":
+        return _few(lambda x, tokens: kernel(x), site.stock)
+    return _few(kernel, site.stock)
+
+
+def _experts(backend: Backend, site: Site) -> Callable:
+    _bfloat16(site)
+    m = site.owner
+    part = lambda *names: tuple(bare(getattr(m, name)) for name in names)
+    kernel = Experts(backend, part("w1", "w3"), bare(m.w2), part("shared1", "shared3"), bare(m.shared2), m.limit)
+    many = site.stock
+    if backend.dialect == "cuda":
+        s1, s2, s3 = (DecodedProduct(backend, p) if isinstance(p, QuantizedLinear) else p for p in part("shared1", "shared2", "shared3"))
+        shared = lambda x: s2(swiglu(s1(x), s3(x), m.limit, None, m.dtype))
+        try:
+            many = TileExperts(backend, *part("w1", "w3", "w2"), shared, m.limit)
+        except Declined:
+            pass  # such experts take the stock way in wide calls, which is right and slower
+    return _few(kernel, many)

@@ -1,0 +1,38 @@
+"""The kernels on this machine's GPU against what the CPU shim recorded: `python -m pytest -m device tests/engine/kernels -s`."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from dsv41chat.engine.device import device_kind
+from dsv41chat.engine.kernels.launch import MlxBackend
+from tests.engine.kernels.cases import ROWS, cases
+from tests.engine.kernels.record import raw, record_of
+
+KIND = device_kind()
+# Drawn on the CPU, where the record was made: an operation stays on the stream that it was made on.
+with mx.stream(mx.cpu):
+    CASES = {case.name: case for case in cases()}
+pytestmark = [pytest.mark.device, pytest.mark.skipif(KIND == "cpu", reason="needs a GPU that MLX computes on")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_on_the_device(name):
+    case = CASES[name]
+    if case.only not in (None, KIND):
+        pytest.skip(f"a {case.only} kernel")
+    got = case.run(MlxBackend(KIND))
+    mx.eval(got)
+    with mx.stream(mx.cpu):
+        distances = case.distances(got)
+    assert all(d <= limit for d, limit in zip(distances, case.limits, strict=True)), distances
+    want = record_of(case)
+    for i, (a, b) in enumerate(zip(got, want or ())):
+        differing = int((raw(a) != b).sum())
+        print(f"{name}, result {i}: {differing} of {b.size} bytes differ from the shim, {distances[i]:.1e} from stock")
+        assert i in case.close or not differing, "the text computes other bits here than on the CPU"
+    for rows in range(1, ROWS):
+        few = case.run(MlxBackend(KIND), rows)
+        assert all(np.array_equal(raw(x), raw(y[:rows])) for x, y in zip(few, got)), f"{rows} rows alone have other bits than among {ROWS}"
