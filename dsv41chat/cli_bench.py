@@ -6,7 +6,7 @@ from typing import Any
 
 
 def add_commands(commands: Any) -> None:
-    from dsv41chat.bench import draft, engram, resume, ui
+    from dsv41chat.bench import draft, engram, kernels, resume, ui
 
     p = commands.add_parser("engram", help="rows of the tables from disk, per path, against the drive", epilog="example: dsv41chat bench engram")
     engram.add_options(p)
@@ -20,3 +20,6 @@ def add_commands(commands: Any) -> None:
     p = commands.add_parser("resume", help="first token, resumed against read again; bytes on disk", epilog="example: dsv41chat bench resume")
     resume.add_options(p)
     p.set_defaults(run=lambda context: resume.run_options(context.args), needs_settings=False)
+    p = commands.add_parser("kernels", help="operations of a route against the stock ones", epilog="example: dsv41chat bench kernels --rows 1 4")
+    kernels.add_options(p)
+    p.set_defaults(run=lambda context: kernels.run_options(context.args), needs_settings=False)
