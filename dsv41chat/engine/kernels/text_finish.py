@@ -74,7 +74,9 @@ FINISH_ROWS = Kernel(
   }
   UNROLL for (int c = 0; c < NC; c++) {
     const u32 ch = c * 32 * VEC + lane * VEC;
-    if (ch < C) UNROLL for (int i = 0; i < VEC; i += 2) ((DEV u32*)out)[(row * C + ch + i) / 2] = pack2(a[c * VEC + i], a[c * VEC + i + 1]);
+    if (ch < C) {
+      UNROLL for (int i = 0; i < VEC; i += 2) ((DEV u32*)out)[(row * C + ch + i) / 2] = pack2(a[c * VEC + i], a[c * VEC + i + 1]);
+    }
   }
 """,
     r"""

@@ -93,7 +93,7 @@ MATVEC = Kernel(
 # Two products of one bf16 input row at X + at, by row p of one matrix and row q of another of the same format; per lane, not yet summed.
 _PAIR = r"""
 template <int K, int MODE, int BITS, int GS, int SF>
-FN void pair(DEV const u32* w, DEV const u16* sc, DEV const u16* bi, u64 p, DEV const u32* w2, DEV const u16* sc2, DEV const u16* bi2, u64 q,
+FN void two_rows(DEV const u32* w, DEV const u16* sc, DEV const u16* bi, u64 p, DEV const u32* w2, DEV const u16* sc2, DEV const u16* bi2, u64 q,
              DEV const u32* X, u64 at, u32 lane, THREAD float* acc) {
   for (u32 k = lane * 32; k < K; k += 1024) {
     u32 a[BITS], e[BITS]; float s, b, s2, b2;
@@ -121,12 +121,12 @@ EXPERTS_UP = Kernel(
   const u32 row = gx * NSG + sg, m = gy / S, j = gy % S;
   float acc[2] = {0.0f, 0.0f}, weight = 1.0f;
   if (SHARED && j == S - 1) {
-    pair<K, MODE2, BITS2, GS2, SF2>((DEV const u32*)v1, (DEV const u16*)t1, (DEV const u16*)c1, row,
+    two_rows<K, MODE2, BITS2, GS2, SF2>((DEV const u32*)v1, (DEV const u16*)t1, (DEV const u16*)c1, row,
                                     (DEV const u32*)v3, (DEV const u16*)t3, (DEV const u16*)c3, row, (DEV const u32*)x, (u64)m * K, lane, acc);
   } else {
     const u64 at = (u64)idx[m * (S - SHARED) + j] * I + row;
     weight = wt[m * (S - SHARED) + j];
-    pair<K, MODE, BITS, GS, SF>((DEV const u32*)w1, (DEV const u16*)s1, (DEV const u16*)b1, at,
+    two_rows<K, MODE, BITS, GS, SF>((DEV const u32*)w1, (DEV const u16*)s1, (DEV const u16*)b1, at,
                                 (DEV const u32*)w3, (DEV const u16*)s3, (DEV const u16*)b3, at, (DEV const u32*)x, (u64)m * K, lane, acc);
   }
   float a = wsum(acc[0]), b = wsum(acc[1]);
@@ -150,11 +150,11 @@ EXPERTS_DOWN = Kernel(
     float acc[2] = {0.0f, 0.0f};
     const u64 at = (u64)(m * S + j) * I;
     if (SHARED && j == S - 1) {
-      pair<I, MODE2, BITS2, GS2, SF2>((DEV const u32*)v2, (DEV const u16*)t2, (DEV const u16*)c2, row,
+      two_rows<I, MODE2, BITS2, GS2, SF2>((DEV const u32*)v2, (DEV const u16*)t2, (DEV const u16*)c2, row,
                                       (DEV const u32*)v2, (DEV const u16*)t2, (DEV const u16*)c2, row + 1, (DEV const u32*)act, at, lane, acc);
     } else {
       const u64 first = (u64)idx[m * (S - SHARED) + j] * N + row;
-      pair<I, MODE, BITS, GS, SF>((DEV const u32*)w2, (DEV const u16*)s2, (DEV const u16*)b2, first,
+      two_rows<I, MODE, BITS, GS, SF>((DEV const u32*)w2, (DEV const u16*)s2, (DEV const u16*)b2, first,
                                   (DEV const u32*)w2, (DEV const u16*)s2, (DEV const u16*)b2, first + 1, (DEV const u32*)act, at, lane, acc);
     }
     sum[0] += wsum(acc[0]); sum[1] += wsum(acc[1]);
