@@ -225,16 +225,27 @@ def test_the_budget_holds_and_the_open_conversation_resumes(tmp_path):
     assert folder_bytes(folder) <= budget
 
 
-def test_deleting_a_conversation_deletes_its_states(tmp_path):
+@pytest.mark.parametrize("how", ["in the chat", "by command"])
+def test_deleting_a_conversation_deletes_its_states(tmp_path, how):
+    """At once, although the conversation itself can be brought back for a while; the states of another one stay."""
+    from dsv41chat.cli import main
+
     with Chat(tmp_path / "kept") as chat:
-        chat.say(LONG)
+        gone = chat.say(LONG).end.conversation_id
         ids = chat.session().target.lane.ids[40:43]
+        kept = chat.new("Quite another conversation, long enough to be worth a file. " * 4)
     marker = b"".join(int(i).to_bytes(4, "little") for i in ids)
     traces = lambda: [path for path in chat.folder.rglob("*") if path.is_file() and marker in path.read_bytes()]
     assert traces()
+    if how == "by command":
+        assert main(["conversations", "delete", gone, "--yes", "--data-dir", str(tmp_path / "kept")]).code == 0
+    else:
+        with Chat(tmp_path / "kept") as chat:
+            chat.store.delete(gone)
+    assert traces() == [] and len(list(chat.folder.glob("tail/??/*"))) == 2
     with Chat(tmp_path / "kept") as chat:
-        chat.store.delete(chat.store.last_conversation().id)
-    assert traces() == [] and not list(chat.folder.glob("*/??/*"))
+        chat.id = kept.end.conversation_id
+        assert chat.say(SHORT).cached == kept.end.usage["context_used"] - 1
 
 
 def test_the_last_answer_is_sealed_in_idle_time_and_a_new_message_ends_that(tmp_path):

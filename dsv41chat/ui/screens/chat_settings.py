@@ -338,7 +338,7 @@ class SettingsActions:
         except Cancelled:
             self._not_switched(ref, "cancelled")
         except EngineError as error:
-            self._not_switched(ref, f"{error} {error.hint}".strip())
+            self._not_switched(ref, f"{str(error).rstrip('.')}. {error.hint}".strip())
         except Exception as error:  # noqa: BLE001 - whatever a load does, the old build must answer and the user must know
             self._not_switched(ref, f"{type(error).__name__}: {error}")
         else:
