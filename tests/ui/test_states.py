@@ -97,12 +97,15 @@ def test_edit_at_every_message_of_a_long_chat(tmp_path):
     assert hashes == fresh(tmp_path / "cold", talk)
 
 
-@pytest.mark.parametrize("times", LENGTHS)
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("where", ["prefill", "thinking", "answer"])
-def test_cancelled_turns(tmp_path, where, sampling, times):
+CANCELLED_IN = ["prefill", "thinking", "answer", "answer seeded"]
+FAR = [pytest.param(f"{where}{how}", 20, marks=pytest.mark.slow) for where in CANCELLED_IN[:3] for how in ("", " seeded")]
+
+
+@pytest.mark.parametrize(("where", "times"), [*((where, 1) for where in CANCELLED_IN), *FAR])
+def test_cancelled_turns(tmp_path, where, times):
     """After a cancel the next turn, here and in a new process, answers as without states. `stop` acts on events, so on both sides alike."""
-    options = (THINKING if where == "thinking" else GREEDY) | sampling
+    where, _, seeded = where.partition(" ")
+    options = (THINKING if where == "thinking" else GREEDY) | ({"temperature": 0.8, "seed": 5} if seeded else {})
     stop = in_prefill if where == "prefill" else in_answer(2)
 
     def cancelled(chat):

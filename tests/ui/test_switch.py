@@ -172,7 +172,7 @@ class Screen:
     def say(self, text: str) -> str:
         """The name of the build that answers, once the turn is over: while it runs the menu reads no headers."""
         self.terminal.type(text)
-        self.terminal.wait(f"│ {text}")
+        self.terminal.wait(f"│ {text}", 60)
         time.sleep(0.2)  # an Enter right behind other keys is taken for a part of a paste
         self.terminal.keys("Enter")
 
@@ -182,7 +182,7 @@ class Screen:
             return answer.build_name if whole else None
 
         name = until(answer)
-        self.terminal.wait("esc stop", gone=True)
+        self.terminal.wait("esc stop", 60, gone=True)
         return name
 
     def listed(self) -> dict[str, int] | None:
