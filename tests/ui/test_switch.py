@@ -54,6 +54,12 @@ def test_to_another_family_and_back(program, v4):
     assert [m.build_name for m in path if m.role == "assistant"] == ["nano", "V4-tiny", "nano"]
 
 
+@pytest.mark.parametrize("family, keys", [("v4", ["qat_sim"]), ("v41", ["cache_quant", "linear_input_fp8"])])
+def test_info_names_the_roundings_that_act_on_a_family(program, v4, family, keys):
+    info = program("models", "info", str(v4) if family == "v4" else "nano", "--json", real=True).object
+    assert list(info["settings"]) == ["engine.routes", *(f"engine.{key}" for key in keys)] and info["family"] == family
+
+
 def test_a_build_that_does_not_fit(program, v4, monkeypatch):
     """Exit 5 with the whole sum and a remedy; --force goes on; the conversation stays usable."""
     first = program("--json", *SHORT, "hi", real=True).object
