@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +18,10 @@ from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import StoreError
 from dsv41chat.ui.builds import card_line
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, TRANSCRIPT, bindings, shown_keys
-from dsv41chat.ui.messages import Completions, DraftChanged, Hint, Submitted
+from dsv41chat.ui.messages import Hint, Submitted
 from dsv41chat.ui.present import entry_of, notice
-from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.screens.chat_drafts import DraftActions
 from dsv41chat.ui.screens.chat_messages import MessageActions
 from dsv41chat.ui.screens.chat_settings import SettingsActions
 from dsv41chat.ui.screens.chat_tools import ToolActions
@@ -38,7 +37,6 @@ from dsv41chat.ui.widgets.status_line import HeaderLine, KeyLine, StatusLine
 from dsv41chat.ui.widgets.transcript import Transcript
 
 WIDE, NORMAL, SIDEBAR_MIN = 120, 80, 90
-DRAFT_S = 1.0
 MEMORY_S = 3.0
 MANY_MESSAGES = 500
 
@@ -58,7 +56,7 @@ class Opened:
     queue: list
 
 
-class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, Spawning, Screen):
+class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, Spawning, Screen):
     """One conversation at a time; which one may change while the screen stays."""
 
     BINDINGS = bindings(CHAT) + bindings(GLOBAL)
@@ -72,14 +70,10 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
         # Until what the command line asked for is on screen, Enter waits: its text belongs into that conversation.
         self.starting, self._send_early = True, False
         self.forks: dict[str, tuple[int, int]] = {}
-        self._draft_timer: Any = None
         self._sidebar_wanted: bool | None = None
         self._header_build = ""
         self._view: dict = {}
-        self._newest_draft: tuple | None = None
-        self._draft_lock = threading.Lock()
-        self._completing = self._completing_for = ""
-        self._chip_tokens: dict[str, int] = {}
+        self.init_drafts()
         self.init_turns()
         self.init_messages()
         self.init_tools()
@@ -339,106 +333,6 @@ class ChatScreen(TurnActions, MessageActions, ToolActions, SettingsActions, Trou
     def _sidebar_chosen(self, event: Sidebar.Chosen) -> None:
         self._open_soon(event.conversation_id)
         self.composer.focus()
-
-    # Drafts -------------------------------------------------------------------------------------------------------------
-
-    @on(Completions)
-    def _completions(self, event: Completions) -> None:
-        self._completing = "  ".join(event.found)
-        self._completing_for = self.composer.text
-        self.show_label()
-
-    def show_label(self) -> None:
-        """The line above the composer: what is edited, what Tab offers, what the chips hold."""
-        chips = [] if self._completing else [f"{mark.strip('[]')}, {count:,} tokens" for mark, count in self._chip_tokens.items()]
-        parts = [part for part in (self.edit_label, self._completing, *chips) if part]
-        line = self.query_one("#above", Static)
-        line.update(crop_cells(visible_line(" · ".join(parts)), max(10, self.size.width - 4)))
-        line.display = bool(parts)
-
-    async def _count_chips(self) -> None:
-        """Tokens of each chip in the composer, counted off the event loop."""
-        chips = {mark: text for mark, text in self.composer.chips.items() if mark in self.composer.text}
-        counted = {mark: self._chip_tokens[mark] for mark in chips if mark in self._chip_tokens}
-        try:
-            for mark, text in chips.items():
-                if mark not in counted:
-                    counted[mark] = await asyncio.to_thread(self.app.count_tokens, text)
-        except EngineError:
-            # Without a tokenizer there is no count; the text is sent all the same.
-            return
-        if counted != self._chip_tokens or self.status.forecast != sum(counted.values()):
-            self._chip_tokens = counted
-            self.status.forecast = sum(counted.values())
-            self.show_label()
-            self.show_status()
-
-    @on(DraftChanged)
-    def _draft_changed(self) -> None:
-        if self._completing and self.composer.text != self._completing_for:
-            self._completing = ""
-            self.show_label()
-        if self.composer.chips or self._chip_tokens:
-            self.spawn(self._count_chips(), "chips")
-        if self._draft_timer is None:
-            self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
-
-    def save_draft(self, now: bool = False) -> None:
-        """Stores what is in the composer, so that it is there after any end of the program.
-
-        A commit waits for the disk, so it happens in another thread, unless the program is leaving (`now`).
-        """
-        if self._draft_timer is not None:
-            self._draft_timer.stop()
-            self._draft_timer = None
-        if self.readonly or self.app.readonly or not self.is_mounted:
-            return
-        key = self.conversation.id if self.conversation else None
-        text = self.composer.text
-        if key is None and self.held:
-            # What waits for the build has no conversation to be queued in yet.
-            text = f"{self.held}\n\n{text}".rstrip()
-        meta = {"chips": dict(self.composer.chips)} if text and self.composer.chips else None
-        draft = (key, text, self.editing if text else None, meta)
-        if draft == self._newest_draft:
-            return
-        self._newest_draft = draft
-        if now:
-            self._write_draft(draft)
-        else:
-            self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
-
-    def _write_draft(self, draft: tuple) -> None:
-        with self._draft_lock:
-            if draft is not self._newest_draft:
-                # A newer one waits behind this.
-                return
-            key, text, editing, meta = draft
-            try:
-                self.app.store.save_draft(key, text, editing=editing, meta=meta)
-            except StoreError as error:
-                self.app.call_later(self.app.not_saved, error)
-
-    def forget_first_draft(self) -> None:
-        """What was written before there was a conversation is a message now."""
-        self._newest_draft = draft = (None, "", None, None)
-        self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
-
-    def restore_draft(self, draft: Any, early: str = "") -> None:
-        """The stored draft into the composer, and behind it what was typed before the program was ready.
-
-        A draft that was to replace a message is an edit of it again, where that message is on the screen.
-        """
-        self.end_edit()
-        self.composer.reset(draft.text if draft else "")
-        if draft and draft.meta:
-            self.composer.chips.update(draft.meta.get("chips", {}))
-        if draft and draft.editing and not self.readonly:
-            entry = next((entry for entry in self.transcript.entries if entry.key == draft.editing), None)
-            if entry is not None:
-                self.begin_edit(entry, keep_text=True)
-        if early:
-            self.composer.insert(early)
 
     # Global actions -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,124 @@
+"""The part of the chat screen that keeps what is being written: drafts, chips, and the line above the composer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from textual.widgets import Static
+
+from dsv41chat.engine.errors import EngineError
+from dsv41chat.store import StoreError
+from dsv41chat.ui.messages import Completions
+from dsv41chat.ui.render.wrap import crop_cells
+from dsv41chat.ui.sanitize import visible_line
+
+DRAFT_S = 1.0
+
+
+class DraftActions:
+    """Mixed into ChatScreen. Handlers go by their names: Textual collects `@on` only from its own classes."""
+
+    def init_drafts(self) -> None:
+        self._draft_timer: Any = None
+        self._newest_draft: tuple | None = None
+        self._draft_lock = threading.Lock()
+        self._completing = self._completing_for = ""
+        self._chip_tokens: dict[str, int] = {}
+
+    def on_completions(self, event: Completions) -> None:
+        self._completing = "  ".join(event.found)
+        self._completing_for = self.composer.text
+        self.show_label()
+
+    def show_label(self) -> None:
+        """The line above the composer: what is edited, what Tab offers, what the chips hold."""
+        chips = [] if self._completing else [f"{mark.strip('[]')}, {count:,} tokens" for mark, count in self._chip_tokens.items()]
+        parts = [part for part in (self.edit_label, self._completing, *chips) if part]
+        line = self.query_one("#above", Static)
+        line.update(crop_cells(visible_line(" · ".join(parts)), max(10, self.size.width - 4)))
+        line.display = bool(parts)
+
+    async def _count_chips(self) -> None:
+        """Tokens of each chip in the composer, counted off the event loop."""
+        chips = {mark: text for mark, text in self.composer.chips.items() if mark in self.composer.text}
+        counted = {mark: self._chip_tokens[mark] for mark in chips if mark in self._chip_tokens}
+        try:
+            for mark, text in chips.items():
+                if mark not in counted:
+                    counted[mark] = await asyncio.to_thread(self.app.count_tokens, text)
+        except EngineError:
+            # Without a tokenizer there is no count; the text is sent all the same.
+            return
+        if counted != self._chip_tokens or self.status.forecast != sum(counted.values()):
+            self._chip_tokens = counted
+            self.status.forecast = sum(counted.values())
+            self.show_label()
+            self.show_status()
+
+    def on_draft_changed(self) -> None:
+        if self._completing and self.composer.text != self._completing_for:
+            self._completing = ""
+            self.show_label()
+        if self.composer.chips or self._chip_tokens:
+            self.spawn(self._count_chips(), "chips")
+        if self._draft_timer is None:
+            self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
+
+    def save_draft(self, now: bool = False) -> None:
+        """Stores what is in the composer, so that it is there after any end of the program.
+
+        A commit waits for the disk, so it happens in another thread, unless the program is leaving (`now`).
+        """
+        if self._draft_timer is not None:
+            self._draft_timer.stop()
+            self._draft_timer = None
+        if self.readonly or self.app.readonly or not self.is_mounted:
+            return
+        key = self.conversation.id if self.conversation else None
+        text = self.composer.text
+        if key is None and self.held:
+            # What waits for the build has no conversation to be queued in yet.
+            text = f"{self.held}\n\n{text}".rstrip()
+        meta = {"chips": dict(self.composer.chips)} if text and self.composer.chips else None
+        draft = (key, text, self.editing if text else None, meta)
+        if draft == self._newest_draft:
+            return
+        self._newest_draft = draft
+        if now:
+            self._write_draft(draft)
+        else:
+            self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
+
+    def _write_draft(self, draft: tuple) -> None:
+        with self._draft_lock:
+            if draft is not self._newest_draft:
+                # A newer one waits behind this.
+                return
+            key, text, editing, meta = draft
+            try:
+                self.app.store.save_draft(key, text, editing=editing, meta=meta)
+            except StoreError as error:
+                self.app.call_later(self.app.not_saved, error)
+
+    def forget_first_draft(self) -> None:
+        """What was written before there was a conversation is a message now."""
+        self._newest_draft = draft = (None, "", None, None)
+        self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
+
+    def restore_draft(self, draft: Any, early: str = "") -> None:
+        """The stored draft into the composer, and behind it what was typed before the program was ready.
+
+        A draft that was to replace a message is an edit of it again, where that message is on the screen.
+        """
+        self.end_edit()
+        self.composer.reset(draft.text if draft else "")
+        if draft and draft.meta:
+            self.composer.chips.update(draft.meta.get("chips", {}))
+        if draft and draft.editing and not self.readonly:
+            entry = next((entry for entry in self.transcript.entries if entry.key == draft.editing), None)
+            if entry is not None:
+                self.begin_edit(entry, keep_text=True)
+        if early:
+            self.composer.insert(early)
