@@ -33,7 +33,7 @@ class WelcomeScreen(Spawning, ModalScreen[str | None]):
         self._host, self._problem = host, problem
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog dialog-wide"):
+        with Vertical(classes="dialog dialog-page"):
             yield Static("Welcome. First steps", classes="dialog-title")
             if self._problem:
                 yield Static(visible_line(self._problem) + "\nReading, searching and exporting work without one.", markup=False)
@@ -72,8 +72,8 @@ class WelcomeScreen(Spawning, ModalScreen[str | None]):
 
 
 CONVERT = """\
-A release as published (fp8 and fp4) loads as it is: choice 1. Smaller forms are made from it, layer by layer, with at most 1 GiB of
-memory; the command says how much disk it needs and asks before it writes.
+A release as published (fp8 and fp4) loads as it is: choice 1. Smaller forms are made from it, layer by layer, with \
+at most 1 GiB of memory; the command says how much disk it needs and asks before it writes.
 
   dsv41chat models convert SRC DST --recipe mixed-4_8     experts in 4 bits, the rest in 8
   dsv41chat models convert SRC DST --recipe mixed-2.4     about 2.4 bits a weight
