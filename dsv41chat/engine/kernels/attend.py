@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_attend import ATTEND_MERGE, ATTEND_SPLIT
 
@@ -42,7 +42,7 @@ class Attend:
         piece = _WINDOW_PIECE if pool is None else _PIECE
         pieces = -(-(self.window + entries) // piece)
         step = max(1, _PARTIAL_BYTES // (4 * self.heads * self.channels * pieces))
-        dims = mx.array([entries], dtype=mx.int32)
+        dims = number(entries)
         lists = [slots, present, *((slots, present) if pool is None else (index, picked))]
         out = []
         for a in range(0, q.shape[0], step):

@@ -7,8 +7,8 @@ from typing import Any
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import Backend
-from dsv41chat.engine.kernels.matrix import MOST_ROWS, Matvec
+from dsv41chat.engine.kernels.launch import Backend, number
+from dsv41chat.engine.kernels.matrix import Matvec
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_select import INDEX_SCORES, ROUTE, TOP_K
 
@@ -27,7 +27,7 @@ class Scores:
 
     def __call__(self, q: mx.array, weight: mx.array, keys: mx.array, length: mx.array) -> mx.array:
         n, total = q.shape[0], keys.shape[0]
-        inputs = [q, weight, keys, length, mx.array([total], dtype=mx.int32)]
+        inputs = [q, weight, keys, length, number(total)]
         grid = -(-total // (_KEYS * _SIMDS)), n, 1
         return self.backend.run(INDEX_SCORES, inputs, self.constants, grid, 32 * _SIMDS, [((n, total), mx.float32)])[0]
 
@@ -43,12 +43,12 @@ class TopK:
         n, total = score.shape
         constants = {"K": self.k, "SLOTS": self.slots, "NTH": self.threads}
         outputs = [((n, self.slots), mx.int32), ((n, self.slots), mx.bool_)]
-        index, present = self.backend.run(TOP_K, [score, mx.array([total], dtype=mx.int32)], constants, (n, 1, 1), self.threads, outputs)
+        index, present = self.backend.run(TOP_K, [score, number(total)], constants, (n, 1, 1), self.threads, outputs)
         return index, present
 
 
 class Router:
-    """x [n, D] bfloat16 -> (expert ids int32 [n, picks] ascending, weight float32 [n, picks]), for at most MOST_ROWS rows.
+    """x [n, D] bfloat16 -> (expert ids int32 [n, picks] ascending, weight float32 [n, picks]), for at most 8 rows.
 
     Logits in float32. image [n]: rows that use `bias_image`; chosen int32 [n, picks] ascending: the ids, where a table gives them.
     """
@@ -87,4 +87,3 @@ def _narrowed(gate: Any) -> Any:
     return type(gate)(narrow) if bool(mx.all(narrow.astype(mx.float32) == weight)) else gate
 
 
-__all__ = ["MOST_ROWS", "Router", "Scores", "TopK"]

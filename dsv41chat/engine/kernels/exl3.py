@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.launch import Backend, number
+from dsv41chat.engine.kernels.matrix import compiled_rows
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_exl3 import EXL3_MATVEC, EXL3_ROTATE
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
@@ -31,8 +32,8 @@ class Exl3Matvec:
         n, m, wide = x.shape[0], self.module, x.dtype == mx.float32
         grid = self.inputs // BLOCK, n, 1
         (turned,) = self.backend.run(EXL3_ROTATE, [x, m.suh], {"K": self.inputs, "XF": int(wide)}, grid, 32, [((n, self.inputs), mx.float32)])
-        inputs = [turned, m.words, m.svh, m.svh if m.bias is None else m.bias]
-        constants = {**self.constants, "M": n, "OF": int(wide)}
+        inputs = [turned, m.words, m.svh, m.svh if m.bias is None else m.bias, number(n)]
+        constants = {**self.constants, "M": compiled_rows(n), "OF": int(wide)}
         grid = self.outputs // BLOCK, 1, 1
         return self.backend.run(EXL3_MATVEC, inputs, constants, grid, 128 * _SPLITS, [((n, self.outputs), x.dtype)])[0]
 

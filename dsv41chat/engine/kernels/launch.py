@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Protocol
 
 import mlx.core as mx
@@ -28,6 +28,12 @@ class Backend(Protocol):
         kernel's order.
         """
         ...
+
+
+@lru_cache(maxsize=256)
+def number(value: int) -> mx.array:
+    """int32 [1]: a length for a kernel. Kept, because the same ones come back in every layer and step."""
+    return mx.array([value], dtype=mx.int32)
 
 
 class MlxBackend:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_matrix import EXPERTS_DOWN, EXPERTS_UP, MATVEC
 from dsv41chat.engine.nn.linear import Packed
@@ -77,6 +77,11 @@ def _packed(p: Packed) -> Stored:
     return Stored(form, (p.weight, p.scales, biases), p.weight.shape[-2], p.scales.shape[-1] * p.group)
 
 
+def compiled_rows(n: int) -> int:
+    """The size that a text is compiled for to serve n rows: few sizes, because the first use of each compiles it."""
+    return next(size for size in (1, 2, 4, MOST_ROWS) if n <= size)
+
+
 def _largest(count: int, *choices: int) -> int:
     """The first of the choices that divides `count`; the last one is 1."""
     return next(c for c in choices if count % c == 0)
@@ -100,9 +105,9 @@ class Matvec:
 
     def __call__(self, x: mx.array) -> mx.array:
         dtype, n = self.dtype or x.dtype, x.shape[0]
-        constants = {**self.constants, "M": n, "XF": int(x.dtype == mx.float32), "OF": int(dtype == mx.float32)}
+        constants = {**self.constants, "M": compiled_rows(n), "XF": int(x.dtype == mx.float32), "OF": int(dtype == mx.float32)}
         grid = self.outputs // (self.constants["R"] * self.simds), 1, 1
-        (y,) = self.backend.run(MATVEC, [x, *self.matrix.arrays], constants, grid, 32 * self.simds, [((n, self.outputs), dtype)])
+        (y,) = self.backend.run(MATVEC, [x, *self.matrix.arrays, number(n)], constants, grid, 32 * self.simds, [((n, self.outputs), dtype)])
         return y
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import Stored, stored
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_matrix import DECODE_MATRIX
@@ -35,8 +35,8 @@ class TensorMatvec:
     def __call__(self, x: mx.array) -> mx.array:
         n = x.shape[0]
         grid = self.outputs // 16, 1, 1
-        inputs = [x, *self.matrix.arrays]
-        return self.backend.run(TENSOR_MATVEC, inputs, {**self.constants, "M": n}, grid, 32 * self.splits, [((n, self.outputs), mx.bfloat16)])[0]
+        inputs = [x, *self.matrix.arrays, number(n)]
+        return self.backend.run(TENSOR_MATVEC, inputs, self.constants, grid, 32 * self.splits, [((n, self.outputs), mx.bfloat16)])[0]
 
 
 def decoded(backend: Backend, m: Stored) -> mx.array:
@@ -46,7 +46,7 @@ def decoded(backend: Backend, m: Stored) -> mx.array:
     for size in shape:
         runs *= size
     runs //= 32
-    inputs = [*m.arrays, mx.array([runs], dtype=mx.int32)]
+    inputs = [*m.arrays, number(runs)]
     return backend.run(DECODE_MATRIX, inputs, m.form.constants(), (-(-runs // 128), 1, 1), 128, [(shape, mx.bfloat16)])[0]
 
 

@@ -41,21 +41,23 @@ EXL3_ROTATE = Kernel(
     _MIX,
 )
 
-# xh [M, K], words [K / 16, N / 16, 4 * K2], svh fp16 [N], bias fp16 [N] (BIAS) -> out [M, N] bf16 or fp32 (OF). BOOK: 0 3inst, 1 mcg, 2 mul1.
+# xh [rows, K], rows = dims[0] <= M as in `text_matrix`; words [K / 16, N / 16, 4 * K2], svh fp16 [N], bias fp16 [N] (BIAS)
+# -> out [rows, N] bf16 or fp32 (OF). BOOK: 0 3inst, 1 mcg, 2 mul1.
 # A group owns 128 outputs: SIMD group 4 * s + p works on column tiles 2p and 2p + 1, and on every KS-th row tile from s. Groups (N / 128).
 EXL3_MATVEC = Kernel(
     "exl3_matvec",
-    ("xh", "words", "svh", "bias"),
+    ("xh", "words", "svh", "bias", "dims"),
     ("out",),
     r"""
   SHM float part[KS][128];
+  const u32 last = (u32)dims[0] - 1;
   const u32 pairs = sg & 3u, split = sg >> 2, row = 2 * (lane & 3u), column = lane >> 2;
   float acc[2][2][M];
   UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) UNROLL for (int m = 0; m < M; m++) acc[u][h][m] = 0.0f;
   for (u32 kt = split; kt < K / 16; kt += KS) {
     float x[M][4];
     UNROLL for (int m = 0; m < M; m++) {
-      DEV const float* p = xh + (u64)m * K + kt * 16 + row;
+      DEV const float* p = xh + (u64)UMN(m, last) * K + kt * 16 + row;
       x[m][0] = p[0]; x[m][1] = p[1]; x[m][2] = p[8]; x[m][3] = p[9];
     }
     UNROLL for (int u = 0; u < 2; u++) {
@@ -65,10 +67,10 @@ EXL3_MATVEC = Kernel(
         acc[u][h][m] = FMA(x[m][i], v[h * 4 + i], acc[u][h][m]);
     }
   }
-  for (int m = 0; m < M; m++) {
+  for (u32 m = 0; m <= last; m++) {
     UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) {
       float s = 0.0f;
-      UNROLL for (int q = 0; q < M; q++) if (q == m) s = acc[u][h][q];
+      UNROLL for (int q = 0; q < M; q++) if ((u32)q == m) s = acc[u][h][q];
       s += SHXOR(s, 1); s += SHXOR(s, 2);
       if ((lane & 3u) == 0) part[split][(pairs * 2 + u) * 16 + h * 8 + column] = s;
     }

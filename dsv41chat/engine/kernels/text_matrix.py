@@ -52,12 +52,14 @@ template <int BITS> FN void run32(DEV const u32* p, THREAD u32* a) {
 }
 """
 
-# x [M, XS] bf16 or fp32 (XF), w [N, K], out [M, N] bf16 or fp32 (OF). RG > 0: output rows n * RG .. use inputs n * K .. of a row.
+# x [rows, XS] bf16 or fp32 (XF), w [N, K], out [rows, N] bf16 or fp32 (OF). RG > 0: output rows n * RG .. use inputs n * K .. of a row.
+# rows = dims[0] <= M: the text is compiled for few sizes M, and rows beyond the last repeat it.
 MATVEC = Kernel(
     "matvec",
-    ("x", "w", "sc", "bi"),
+    ("x", "w", "sc", "bi", "dims"),
     ("out",),
     r"""
+  const u32 last = (u32)dims[0] - 1;
   const u32 row0 = (gx * NSG + sg) * R;
   DEV const u32* X = (DEV const u32*)x;
   const u64 slice = RG ? (u64)(row0 / (RG ? RG : 1)) * K : 0;
@@ -74,14 +76,14 @@ MATVEC = Kernel(
       UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < 8; i++) d[r][i] = FMA((code<MODE, BITS>(a[r], c * 8 + i)), s[r], b[r]);
       UNROLL for (int m = 0; m < M; m++) {
         float v[8];
-        loadn<8, XF>(X, (u64)m * XS + slice + k + c * 8, v);
+        loadn<8, XF>(X, (u64)UMN(m, last) * XS + slice + k + c * 8, v);
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < 8; i++) acc[r][m] = FMA(d[r][i], v[i], acc[r][m]);
       }
     }
   }
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int m = 0; m < M; m++) {
     const float v = wsum(acc[r][m]);
-    if (lane == 0) {
+    if (lane == 0 && (u32)m <= last) {
       if (OF) ((DEV float*)out)[(u64)m * N + row0 + r] = v;
       else ((DEV u16*)out)[(u64)m * N + row0 + r] = (u16)f2bf(v);
     }

@@ -33,14 +33,15 @@ FN void row16(const u16* p, bool there, frag& f) {
 FN u32 nib(u32 w, int s) { return ((w >> s) & 0x000F000Fu) | 0x43004300u; }
 """
 
-# x [M, XS] bf16, w [N, K / 8], sc and bi bf16 [N, K / 64] -> out [M, N] bf16. RG as in `text_matrix`. KS SIMD groups split K in strides
-# of 256; it must not depend on M. Groups (N / 16) of 32 * KS threads.
+# x [M, XS] bf16, M = dims[0] <= 8, w [N, K / 8], sc and bi bf16 [N, K / 64] -> out [M, N] bf16. RG as in `text_matrix`. KS SIMD groups
+# split K in strides of 256. Groups (N / 16) of 32 * KS threads.
 TENSOR_MATVEC = Kernel(
     "tensor_matvec",
-    ("x", "w", "sc", "bi"),
+    ("x", "w", "sc", "bi", "dims"),
     ("out",),
     r"""
   SHM float part[KS][128];
+  const u32 M = (u32)dims[0];
   const u32 g = lane >> 2, t = lane & 3u;
   const u16* X = (const u16*)x + (RG ? gx * 16 / (RG ? RG : 1) * K : 0) + g * XS;
   const u64 row = (u64)gx * 16 + g;
@@ -58,7 +59,7 @@ TENSOR_MATVEC = Kernel(
     const uint2 sb = *(const uint2*)(s1 + it * 4), zb = *(const uint2*)(z1 + it * 4);
     UNROLL for (int j = 0; j < 4; j++) {
       frag f;
-      row16(X + it * 256 + j * 64 + t * 16, (int)g < M, f);
+      row16(X + it * 256 + j * 64 + t * 16, g < M, f);
       // The sums of x over 64 inputs, in the layout of the result: a product with ones.
       float ones[4] = {0.0f, 0.0f, 0.0f, 0.0f}, c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       const u32 one = 0x3F803F80u;

@@ -55,7 +55,7 @@ def v4_config(k: dict) -> V4Config:
         vocab_size=k["vocab"], hidden_size=k["dim"], num_hidden_layers=3, num_attention_heads=k["heads"], head_dim=k["hd"],
         qk_rope_head_dim=k["rd"], q_lora_rank=k["q_lora"], o_lora_rank=k["o_lora"], o_groups=k["groups"], sliding_window=k["window"],
         rms_norm_eps=k["norm_eps"], swiglu_limit=k["lim"], moe_intermediate_size=k["inter"],
-            n_routed_experts=k["experts"], whole_experts=k["experts"],
+        n_routed_experts=k["experts"], whole_experts=k["experts"],
         n_shared_experts=1, num_experts_per_tok=k["topk"], num_hash_layers=0, scoring_func="sqrtsoftplus",
         routed_scaling_factor=k["route_scale"], compress_ratios=(0, 0, 0), draft_ratios=(0,), index_n_heads=1, index_head_dim=k["rd"],
         index_topk=1, rope_theta=k["theta"], compress_rope_theta=k["theta"], yarn=Yarn(1.0, 32.0, 1.0, 64), max_position_embeddings=4096,
