@@ -120,7 +120,7 @@ def check(store: Store, seen: Seen, killed: float) -> None:
     with store.db.read() as db:
         assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
     assert not [m for row in store.list_conversations() for m in store.tree(row.id) if m.state == "running"], "nothing runs any more"
-    conversation = store.last_conversation()
+    conversation = store.last_conversation() if seen.sent else None
     tree = store.tree(conversation.id) if conversation is not None else []
     texts = [message.text for message in tree if message.role == "user"]
     assert texts == [text for _, text in seen.sent], "every message that was shown, once"

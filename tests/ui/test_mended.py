@@ -251,3 +251,23 @@ async def test_an_edit_stays_an_edit_over_a_restart_and_ends_with_its_conversati
         await pilot.press("enter")
         await until(lambda: chat._finish is not None and not chat.pump.running)
         assert sorted(message.text for message in store.tree(key)) == ["one", "question", "question changed"]
+
+
+async def test_a_page_closes_once_however_fast_the_keys_come(tmp_path):
+    store, _ = stored("question", "answer")
+    app = make_app(tmp_path, Script(), store=store)
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        await pilot.press("ctrl+o")
+        await until(lambda: "question" in screen_text(app))
+        page = app.screen
+        # As when n, e and n again were read from the terminal before the first of them took effect.
+        page.call_later(lambda: (page._new(), page._export(), page._new()))
+        await until(lambda: app.screen is chat)
+        await pilot.pause()
+        assert app.screen is chat and app.is_running
+        await pilot.press("f1")
+        await until(lambda: "arrows scroll" in screen_text(app))
+        await pilot.press("escape")
+        await until(lambda: app.screen is chat)

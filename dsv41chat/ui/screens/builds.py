@@ -12,7 +12,6 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -22,7 +21,7 @@ from dsv41chat.store.receipts import Receipts
 from dsv41chat.ui.host import EngineHost
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
-from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, Page, TextScreen
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.turn_events import BuildRef
 from dsv41chat.ui.units import size
@@ -42,7 +41,7 @@ class Row:
     measured: dict[str, dict[str, Any]]
 
 
-class BuildsScreen(Spawning, ModalScreen[str | None]):
+class BuildsScreen(Spawning, Page[str | None]):
     """Returns the name of the build to switch to, "" for the page of first steps, None when it was closed. cost: a sentence on
     what switching now means. add: ask for a folder at once.
 

@@ -11,7 +11,6 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -19,7 +18,7 @@ from dsv41chat.store import Store, StoreError
 from dsv41chat.ui.present import age
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
-from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, Page, TextScreen
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.units import size
 
@@ -29,7 +28,7 @@ FOOT = "enter open  / filter  n new  r rename  p pin  e export  d delete  u undo
 SORTS = ("recent", "title", "created", "size")
 
 
-class ConversationsScreen(Spawning, ModalScreen[tuple[str, str] | None]):
+class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
     """Returns ("open", id), ("new", ""), ("export", id) or None. cached: bytes of stored states per conversation, for this build."""
 
     BINDINGS = [

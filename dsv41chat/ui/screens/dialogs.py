@@ -6,9 +6,10 @@ import os
 
 from textual import events
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, ScreenResultType
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -16,7 +17,19 @@ from dsv41chat.ui.commands import complete_path
 from dsv41chat.ui.sanitize import visible, visible_line
 
 
-class AskScreen(ModalScreen[str | None]):
+class Page(ModalScreen[ScreenResultType]):
+    """What opens over the chat. It closes once: keys that come faster than it goes would close what lies below, or nothing at all."""
+
+    _dismissed = False
+
+    def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
+        if self._dismissed:
+            return AwaitComplete.nothing()
+        self._dismissed = True
+        return super().dismiss(result)
+
+
+class AskScreen(Page[str | None]):
     """A question with named choices; a digit chooses by number. Returns the chosen name, None when it was closed."""
 
     BINDINGS = [Binding("escape", "dismiss_none", "Close", show=False)]
@@ -43,7 +56,7 @@ class AskScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-class LineScreen(ModalScreen[str | None]):
+class LineScreen(Page[str | None]):
     """One line of input. Returns the text, None when it was closed. complete: Tab completes paths."""
 
     BINDINGS = [Binding("escape", "dismiss_none", "Close", show=False), Binding("tab", "complete", "Complete", show=False, priority=True)]
@@ -74,7 +87,7 @@ class LineScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-class TextScreen(ModalScreen[None]):
+class TextScreen(Page[None]):
     """A text to read; the arrow keys scroll."""
 
     BINDINGS = [Binding("escape,q", "close", "Close", show=False)]

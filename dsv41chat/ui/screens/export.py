@@ -12,14 +12,13 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from dsv41chat.store import Store
 from dsv41chat.ui.export import export, markdown, message_dict, readable
 from dsv41chat.ui.sanitize import json_text, visible_line
-from dsv41chat.ui.screens.dialogs import LineScreen
+from dsv41chat.ui.screens.dialogs import LineScreen, Page
 
 FORMATS = (("md", "markdown"), ("json", "json"), ("jsonl", "jsonl"), ("text", "text"))
 SCOPES = (("branch", "this branch"), ("all", "all branches"), ("message", "selected message"))
@@ -95,7 +94,7 @@ def free_path(path: Path) -> Path:
     return free
 
 
-class ExportScreen(ModalScreen[ExportRequest | None]):
+class ExportScreen(Page[ExportRequest | None]):
     """Returns what to export, None when it was closed."""
 
     BINDINGS = [Binding("escape", "close", "Close", show=False)]

@@ -8,10 +8,10 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, display
+from dsv41chat.ui.screens.dialogs import Page
 
 TOPICS = """First steps
   Type and press Enter. Esc stops. ctrl+P lists everything that can be done.
@@ -28,7 +28,7 @@ Pasting by script
   Keys that arrive in a burst count as a paste: pause 30 ms before Enter, or set burst_paste = false."""
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Page[None]):
     """keymap: the user's own keys, by action id."""
 
     BINDINGS = [Binding("escape,q,f1", "close", "Close", show=False)]

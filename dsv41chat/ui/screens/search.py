@@ -10,20 +10,20 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from dsv41chat.store import SearchHit, Store, StoreError
 from dsv41chat.ui.present import age
 from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.screens.dialogs import Page
 from dsv41chat.ui.spawn import Spawning
 
 DELAY_S = 0.150
 MORE = "more"
 
 
-class SearchScreen(Spawning, ModalScreen[tuple[str, str] | None]):
+class SearchScreen(Spawning, Page[tuple[str, str] | None]):
     """Returns (conversation id, message id) of the chosen place, None when it was closed."""
 
     BINDINGS = [Binding("escape", "close", "Close", show=False), Binding("down", "to_list", "To the list", show=False)]

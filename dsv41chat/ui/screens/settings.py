@@ -10,14 +10,13 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from dsv41chat.settings import KEYS, TURN_KEYS, Key, coerce, parse_text
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
-from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, Page
 
 ORIGINS = {"default": "default", "build": "build", "file": "file", "env": "environment", "flag": "command line", "conversation": "conversation"}
 TABS = ("Conversation", "Interface", "Engine")
@@ -39,7 +38,7 @@ class Row:
     note: str = ""
 
 
-class SettingsScreen(ModalScreen[None]):
+class SettingsScreen(Page[None]):
     """The chat screen does the changes: change_option(name, value) for the conversation, change_key(name, value) for the rest."""
 
     BINDINGS = [

@@ -7,13 +7,13 @@ import asyncio
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.ui.host import EngineHost
 from dsv41chat.ui.sanitize import visible, visible_line
+from dsv41chat.ui.screens.dialogs import Page
 from dsv41chat.ui.spawn import Spawning
 
 CHOICES = (
@@ -23,7 +23,7 @@ CHOICES = (
 )
 
 
-class WelcomeScreen(Spawning, ModalScreen[str | None]):
+class WelcomeScreen(Spawning, Page[str | None]):
     """Returns "add", "convert" or None. problem: why nothing can be loaded here, in one line."""
 
     BINDINGS = [Binding("escape", "close", "Close", show=False), *(Binding(str(n), f"choose({n - 1})", show=False) for n in (1, 2, 3))]
