@@ -30,7 +30,7 @@ def chat_of(app: ChatApp) -> ChatScreen:
     return next(screen for screen in app.screen_stack if isinstance(screen, ChatScreen))
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Waits for something that the running application will do."""
     for _ in range(int(timeout_s / 0.02)):
         if condition():
