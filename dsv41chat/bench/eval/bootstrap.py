@@ -31,6 +31,11 @@ class Estimate:
         interval = "" if self.low is None else f" [{self.low:.{digits}f}, {self.high:.{digits}f}]"
         return f"{self.value:.{digits}f}{interval}"
 
+    def percent(self) -> str:
+        """A ratio as what it is above 1, in percent."""
+        shown = [f"{100 * (value - 1):+.3g}" for value in (self.value, self.low, self.high) if value is not None]
+        return f"{shown[0]} %" + (f" [{shown[1]}, {shown[2]}]" if len(shown) == 3 else "")
+
 
 def perplexity(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
     """exp(sum of sums / sum of counts). sums: negative log likelihoods in nats per window; counts: of tokens."""

@@ -236,7 +236,7 @@ def _cells(receipt: dict[str, Any]) -> list[tuple[str, ...]]:
     out = []
     for row in receipt["result"]["builds"]:
         pair = pairs.get(row["fingerprint"])
-        shown = "-" if pair is None or pair["ratio"] is None else Estimate(pair["ratio"], pair["low"], pair["high"]).text()
+        shown = "-" if pair is None or pair["ratio"] is None else Estimate(pair["ratio"], pair["low"], pair["high"]).text(5)
         out.append((row["name"], Estimate(row["ppl"], row["low"], row["high"]).text(), shown))
     return out
 

@@ -178,25 +178,29 @@ def markdown(receipt: dict[str, Any]) -> str:
     """The table, and the expected order with what became of it."""
     result = receipt["result"]
     names = list(result["corpora"])
-    heads = [part for name in names for part in (f"{name}: perplexity [95 %]", "by the first [95 %]")]
+    heads = [part for name in names for part in (f"{name}: perplexity [95 %]", "above the first [95 %]")]
     lines = [f"| build | MB | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
     for row in result["rows"]:
         cells = [row["name"], f"{row['bytes'] / 1e6:.1f}"]
         for name in names:
             own = row["corpora"][name]
             pair = own["ratio"]
-            cells += [_cell(own, "ppl"), "-" if pair is None or pair["ratio"] is None else _cell(pair, "ratio")]
+            cells += [_perplexity(own), "-" if pair is None or pair["ratio"] is None else _ratio(pair)]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"| expected to be no better | than | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
     for variant in VARIANTS:
         pairs = [next(p for p in result["order"] if p["corpus"] == name and p["build"] == variant.name) for name in names]
-        cells = [f"{p['verdict']}, {_cell(p, 'ratio')}" for p in pairs]
+        cells = [f"{p['verdict']}, {_ratio(p)}" for p in pairs]
         lines.append(f"| {variant.name} | {variant.after or result['rows'][0]['name']} | {' | '.join(cells)} |")
     counts = "; ".join(f"{name}: {c['tokens']:,} tokens in {c['windows']:,} windows" for name, c in result["corpora"].items())
     return "\n".join([*lines, "", f"{counts}."]) + "\n"
 
 
-def _cell(found: dict[str, Any], key: str) -> str:
-    return Estimate(found[key], found["low"], found["high"]).text(4 if found[key] < 100 else 1)
+def _perplexity(found: dict[str, Any]) -> str:
+    return Estimate(found["ppl"], found["low"], found["high"]).text(4 if found["ppl"] < 100 else 1)
+
+
+def _ratio(found: dict[str, Any]) -> str:
+    return Estimate(found["ratio"], found["low"], found["high"]).percent()
 
 

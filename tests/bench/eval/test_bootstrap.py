@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dsv41chat.bench.eval import bootstrap
-from dsv41chat.bench.eval.bootstrap import perplexity, ratio, tail_share
+from dsv41chat.bench.eval.bootstrap import Estimate, perplexity, ratio, tail_share
 
 CORPORA, TRUE = 200, 1.1
 
@@ -66,6 +66,7 @@ def test_values_are_exact_and_repeat():
     assert (same.value, same.low, same.high) == (1.0, 1.0, 1.0)
     alone = perplexity([2.0], [2])
     assert (alone.value, alone.low, alone.high) == (math.e, None, None) and alone.text() == "2.7183"
+    assert Estimate(1.3049, 0.99, 1.00002).percent() == "+30.5 % [-1, +0.002]" and Estimate(0.5, None, None).percent() == "-50 %"
     assert perplexity([1e6, 1e6], [1, 1]).value == math.exp(bootstrap._LARGEST)
 
 

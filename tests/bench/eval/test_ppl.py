@@ -247,7 +247,7 @@ def test_two_builds_are_paired_and_both_remember_it(program, packs):
     program("models", "add", str(packs / "two"), real=True)
     assert f"ppl {two['ppl']:.4f}" in program("models", "list", real=True).out
     text = program(*words(packs), real=True)
-    assert f"{pair['ratio']:.4f} [" in text.out and "ids.npy: 175 tokens scored in 25 windows" in text.out
+    assert f"{pair['ratio']:.5f} [" in text.out and "ids.npy: 175 tokens scored in 25 windows" in text.out
 
 
 def test_a_receipt_belongs_to_one_fingerprint(program, packs):

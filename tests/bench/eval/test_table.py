@@ -41,7 +41,7 @@ def test_the_whole_table_by_one_command(program, tmp_path, monkeypatch):
     )
     lines = CORPORA["facts"].read_text().splitlines()
     for name in ("one", "two"):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines[:3] if name == "one" else lines[3:6]))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines[:2] if name == "one" else lines[2:4]))
     corpora = ["--corpus", str(tmp_path / "one.jsonl"), "--corpus", str(tmp_path / "two.jsonl")]
     argv = ["eval", "table", *corpora, "--folder", str(tmp_path / "made"), "--tokens", "60"]
     measured, plain = [], ppl.measure
