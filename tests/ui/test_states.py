@@ -306,9 +306,9 @@ def test_a_long_prefill_that_was_stopped_goes_on_from_the_grid(tmp_path, monkeyp
     """Marks that a long prefill leaves on its way; here the grid is as fine as a short test needs, and the cancel comes right after one."""
     from dsv41chat.ui import states as module
 
-    monkeypatch.setattr(module, "LONG_GRID", 256)
-    monkeypatch.setattr(module, "LONG_GAP", 128)
-    keep, text = module.States.keep, LONG * 12
+    monkeypatch.setattr(module, "LONG_GRID", 128)
+    monkeypatch.setattr(module, "LONG_GAP", 64)
+    keep, text = module.States.keep, LONG * 6
     with Chat(tmp_path / "kept") as chat, monkeypatch.context() as patch:
 
         def keep_and_stop(self, session, kind, turn):
@@ -321,7 +321,7 @@ def test_a_long_prefill_that_was_stopped_goes_on_from_the_grid(tmp_path, monkeyp
         assert stopped.end.finish == "cancelled" and stopped.message is None
     with Chat(tmp_path / "kept") as chat:
         again = chat.say(text, parent_id=None)
-        assert again.resumed.source == "disk" and 256 <= again.cached < again.end.usage["prompt_tokens"] - 1
+        assert again.resumed.source == "disk" and 128 <= again.cached < again.end.usage["prompt_tokens"] - 1
         assert again.prefilled == again.rows - again.end.usage["completion_tokens"] + 1
     assert fresh(tmp_path / "cold", lambda chat: [chat.say(text).hash]) == [again.hash]
 
