@@ -1,8 +1,8 @@
 """The route of a GPU: which kernel computes which site. Metal and CUDA share the texts, so they share this table.
 
 What the kernels do not have (a shape, a format, a dtype) is declined here, at construction, with the reason; such a site stays stock.
-A decode call has at most `MOST_ROWS` rows. In wider calls the router is stock; matrices and experts are stock on Metal and decoded to
-bfloat16 for the matrix unit on CUDA; all else is one kernel for any number of rows.
+A decode call has at most `MOST_ROWS` rows. In wider calls the router is stock; matrices and experts are stock on Metal, these sorted
+by expert, and decoded to bfloat16 for the matrix unit on CUDA; all else is one kernel for any number of rows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from dsv41chat.engine.kernels.attend import Attend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.exl3 import exl3_product
 from dsv41chat.engine.kernels.finish import FP8_UE8M0, NO_ROUNDING, Finish, Rounding, v4_fp8
-from dsv41chat.engine.kernels.hyper import Enter
+from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec
+from dsv41chat.engine.kernels.prompt import SortedExperts
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare
 from dsv41chat.engine.kernels.tensor import DecodedProduct, TensorMatvec, TileExperts
@@ -36,7 +37,7 @@ from dsv41chat.engine.rows_v4 import slots_for
 # Relative L2 distance to the reference in bfloat16. Source: spec: kernels, section 7. Latents are rounded to few bits at the end, which
 # makes a whole step of a low bit of the product; so their products are compared as matrices, and what follows them on equal input.
 TOLERANCE = {
-    "matrix": 4e-3, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "gathered": 4e-3, "scores": 1e-5, "select": 0.0, "router": 1e-5,
+    "matrix": 4e-3, "mix": 1e-4, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "gathered": 4e-3, "scores": 1e-5, "select": 0.0, "router": 1e-5,
     "experts": 8e-3,
 }  # fmt: skip
 _FINISH_LIMIT = 5e-3
@@ -79,7 +80,7 @@ def in_float32(site: Site) -> Callable:
 
 def builders(backend: Backend) -> Mapping[str, Callable[[Site], Callable]]:
     make = {
-        "matrix": _matrix, "enter": _enter, "project": _project, "latent": _latent, "gathered": _gathered, "scores": _scores,
+        "matrix": _matrix, "mix": _mix, "enter": _enter, "project": _project, "latent": _latent, "gathered": _gathered, "scores": _scores,
         "select": _select, "router": _router, "experts": _experts,
     }  # fmt: skip
     return {op: lambda site, build=build: build(backend, site) for op, build in make.items()}
@@ -119,6 +120,12 @@ def _tensor_or(backend: Backend, module: Any, other: Callable) -> Callable:
 def _half(call: Callable, other: Callable) -> Callable:
     """call for bfloat16 rows, other for float32 ones (the head)."""
     return lambda x: call(x) if x.dtype == mx.bfloat16 else other(x)
+
+
+def _mix(backend: Backend, site: Site) -> Callable:
+    """Of drafters, which take the coefficients by themselves; the layers of a trunk take them inside `enter`."""
+    _bfloat16(site)
+    return Mixes(backend, site.stock)
 
 
 def _enter(backend: Backend, site: Site) -> Callable:
@@ -206,12 +213,15 @@ def _experts(backend: Backend, site: Site) -> Callable:
     m = site.owner
     part = lambda *names: tuple(bare(getattr(m, name)) for name in names)
     kernel = Experts(backend, part("w1", "w3"), bare(m.w2), part("shared1", "shared3"), bare(m.shared2), m.limit)
-    many = site.stock
+    try:
+        many = SortedExperts(m, part("w1", "w3", "w2"))
+    except Declined:
+        many = site.stock
     if backend.dialect == "cuda":
         s1, s2, s3 = (DecodedProduct(backend, p) if isinstance(p, QuantizedLinear) else p for p in part("shared1", "shared2", "shared3"))
         shared = lambda x: s2(swiglu(s1(x), s3(x), m.limit, None, m.dtype))
         try:
             many = TileExperts(backend, *part("w1", "w3", "w2"), shared, m.limit)
         except Declined:
-            pass  # such experts take the stock way in wide calls, which is right and slower
+            pass  # such experts take the other way, which is right and slower
     return _few(kernel, many)

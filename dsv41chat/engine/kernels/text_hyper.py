@@ -61,9 +61,9 @@ HYPER_SPREAD = Kernel(
 """,
 )
 
-# part -> pre, post, comb after Sinkhorn (ITERS column passes); x [M, D] = rms(collapsed row) * nw, from xc (STAGGER) or from
-# the streams hn and the new pre. scale fp32 [3 or more], base fp32 [24], nw fp32 [D]. One group of NTH (a multiple of 32, at least 256)
-# threads per row.
+# part -> pre, post, comb after Sinkhorn (ITERS column passes); x [M, D] = rms(collapsed row) * nw, from xc (STAGGER) or from the streams
+# hn and the new pre; not at all when ROW is 0. scale fp32 [3 or more], base fp32 [24], nw fp32 [D]. One group of NTH (a multiple of 32,
+# at least 256) threads per row.
 HYPER_FINISH = Kernel(
     "hyper_finish",
     ("part", "scale", "base", "xc", "hn", "nw"),
@@ -106,6 +106,7 @@ HYPER_FINISH = Kernel(
     }
     if (lane < 16) comb[gx * 16 + lane] = c;
   }
+  if (!ROW) return;
   DEV const u32* XC = (DEV const u32*)xc; DEV const u32* HN = (DEV const u32*)hn;
   float sq = 0.0f;
   if (!STAGGER) {

@@ -13,7 +13,7 @@ import numpy as np
 from dsv41chat.engine.kernels import exl3, finish, tensor
 from dsv41chat.engine.kernels.attend import Attend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
-from dsv41chat.engine.kernels.hyper import Enter
+from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import Experts, Matvec, stored
 from dsv41chat.engine.nn import linear as nn
@@ -192,6 +192,12 @@ def hyper(stagger: bool, first: bool, extreme: bool = False) -> Case:
     return Case(name, lambda b: Enter(b, mix, weight, mix.norm_eps, stagger), stock, inputs, limits, close=close)
 
 
+def mixes() -> Case:
+    d, D = Draw(19), 96
+    mix = HyperConnection(d.normal(24, 4 * D, size=0.1), d.normal(24), mx.array([1.1, 0.9, 2.0]), 6, 1e-6, 1e-6)
+    return Case("mixes", lambda b: Mixes(b, mix), lambda h: mix(h.astype(F32)), (d.rows(ROWS, 4, D),), (1e-5,) * 3, close=frozenset({0, 1, 2}))
+
+
 def attention(heads: int, channels: int, dims: int, window: int, entries: int, head_eps: float | None) -> Case:
     """Lists with absent slots in front and at the end; row 3 sees its own window row alone."""
     d = Draw(9)
@@ -352,6 +358,7 @@ def cases() -> tuple[Case, ...]:
         hyper(False, False),
         hyper(False, True),
         hyper(True, False, extreme=True),
+        mixes(),
         attention(8, 64, 32, 64, 128, None),
         attention(4, 512, 64, 32, 20, None),
         attention(4, 128, 64, 32, 30, 1e-6),
