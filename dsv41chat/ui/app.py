@@ -184,10 +184,12 @@ class ChatApp(App[int]):
         self.leave()
 
     def on_notify(self, event: Notify) -> None:
-        """A new toast takes the place of the oldest, of an error last; the base class shows it after this."""
+        """A new toast takes the place of its like and of the oldest, of an error last; the base class shows it after this."""
         kept = 0 if self.size.height < SHORT else 1
-        old = sorted(self._notifications, key=lambda toast: toast.severity == "error")
-        for toast in old[: max(0, len(old) - kept)]:
+        new = event.notification
+        same = [toast for toast in self._notifications if (toast.message, toast.severity) == (new.message, new.severity)]
+        old = sorted((toast for toast in self._notifications if toast not in same), key=lambda toast: toast.severity == "error")
+        for toast in [*same, *old[: max(0, len(old) - kept)]]:
             self._unnotify(toast, refresh=False)
             for holder in self.screen.query(f"#--textual-toast-{toast.identity}"):
                 # Textual would take the toast out and leave its holder, an empty line.
@@ -329,9 +331,12 @@ class ChatApp(App[int]):
         """Every action of the keymap; those without a key too."""
         if not isinstance(screen, ChatScreen):
             return
+        seen: set[tuple[str, str]] = set()
         for key in KEYS:
-            if key.fixed or key.id == "app.palette" or key.id.startswith("list.recent"):
+            if key.fixed or key.id == "app.palette" or key.id.startswith("list.recent") or (key.title, key.action) in seen:
                 continue
+            # An action with a key in two places is one action.
+            seen.add((key.title, key.action))
             bound = self.user_keys.get(key.id, key.key).split(",")[0]
             yield SystemCommand(key.title, f"{key.help}  ({display(bound)})" if bound else key.help, self._runner(screen, key.action))
 

@@ -271,3 +271,35 @@ async def test_a_page_closes_once_however_fast_the_keys_come(tmp_path):
         await until(lambda: "arrows scroll" in screen_text(app))
         await pilot.press("escape")
         await until(lambda: app.screen is chat)
+
+
+async def test_the_same_toast_is_shown_once(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        await pilot.press("f3", "f3", "f3")
+        await until(lambda: "90 columns" in screen_text(app))
+        await pilot.pause()
+        assert screen_text(app).count("90 columns") == 1
+
+
+async def test_lists_keep_what_they_are_for_in_a_narrow_terminal(tmp_path):
+    """At 40 columns a list shows titles, the build menu the verdict; at 80 the list names all its keys."""
+    store, _ = stored("a title of some length", "answer")
+    app = make_app(tmp_path, Script(), store=store)
+    async with app.run_test(size=(40, 10)) as pilot:
+        await until(lambda: not chat_of(app).starting)
+        await pilot.press("ctrl+o")
+        await until(lambda: "a title of some" in screen_text(app))
+        await pilot.press("escape")
+        await pilot.resize_terminal(80, 24)
+        await pilot.press("ctrl+o")
+        await until(lambda: "tab preview" in screen_text(app) and "b build" in screen_text(app))
+
+
+async def test_an_action_is_listed_once(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(80, 24)):
+        listed = [(command.title, command.help.partition("  (")[0]) for command in app.get_system_commands(chat_of(app))]
+        assert len(listed) == len(set(listed)) > 30

@@ -112,17 +112,18 @@ class BuildsScreen(Spawning, Page[str | None]):
 
     def _line(self, row: Row, width: int) -> Text:
         mark = "! " if row.problem else "> " if row.loaded else "  "
-        name = crop_cells(mark + visible_line(row.ref.name), max(16, width // 3))
-        name += " " * (max(16, width // 3) - cell_len(name) + 2)
+        # As wide as the longest name needs, up to a third: the figures are what the list is for.
+        column = min(max(12, width // 3), max(2 + cell_len(visible_line(one.ref.name)) for one in self._rows))
+        name = crop_cells(mark + visible_line(row.ref.name), column)
+        name += " " * (column - cell_len(name) + 2)
         if row.problem:
             rest = visible_line(row.problem)
         elif row.view is None:
             rest = "size and fit when the answer has ended"
         else:
-            parts = [size(row.bytes).rjust(7), "loaded" if row.loaded else "", row.view.family]
             admission = row.view.admission
-            if admission is not None:
-                parts.append({"no": "does not fit"}.get(admission.verdict, admission.verdict))
+            verdict = {"no": "does not fit"}.get(admission.verdict, admission.verdict) if admission is not None else ""
+            parts = [size(row.bytes).rjust(7), verdict, "loaded" if row.loaded else "", row.view.family]
             if context := admission.context if admission is not None else row.view.context:
                 parts.append(f"ctx {context:,}")
             if row.view.drafter:

@@ -108,7 +108,7 @@ class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
         self.query_one("#list-sort", Static).update(f"sort: {SORTS[self._order]}   build: {visible_line(build)}")
 
     def _row(self, row: Any, width: int) -> Text:
-        right = [f"{row.messages} msg", age(row.updated).rjust(9)]
+        right = [f"{row.messages} msg", age(row.updated).rjust(9)] if width >= 50 else [age(row.updated)]
         if width >= 60:
             right.insert(1, f"{row.context_used / 1000:5.1f}k ctx" if row.context_used else "         ")
         if width >= 70:
@@ -162,7 +162,8 @@ class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
         except StoreError as error:
             self.notify(visible_line(str(error)), severity="error", markup=False)
             return
-        parts = [f"{'you' if one.role == 'user' else one.build_name or one.role}\n{one.text}" for one in path[-PREVIEWED:]]
+        who = lambda one: "you" if one.role == "user" else one.build_name or ("answer" if one.role == "assistant" else one.role)
+        parts = [f"{who(one)}\n{one.text}" for one in path[-PREVIEWED:]]
         self.app.push_screen(TextScreen(row.title, "\n\n".join(parts)))
 
     def _to_filter(self) -> None:

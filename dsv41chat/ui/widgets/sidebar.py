@@ -59,7 +59,7 @@ class Sidebar(Spawning, Widget):
             return
         options = self.query_one(OptionList)
         options.clear_options()
-        width = max(10, self.size.width - 4)
+        width = max(10, self.size.width - 2)  # the scrollbar of a long list
         group = ""
         made: list[Option | None] = []
         for row in self._rows:
