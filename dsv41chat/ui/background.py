@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 WAIT_S = 0.1
 _ANSWER = re.compile(rb"\x1b\]11;rgb:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)(?:\x07|\x1b\\)")
@@ -46,6 +48,10 @@ def unheard_keys() -> Iterator[None]:
     quiet = [*before]
     # Without line editing, so that what was typed can be read at once; the signals of ctrl+C and ctrl+Z stay.
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    # Until the screen has handlers of its own, these would end the process with the terminal left mute.
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ends:
+        signal.signal(number, _end)
     termios.tcsetattr(keys, termios.TCSANOW, quiet)
     try:
         yield
@@ -55,6 +61,12 @@ def unheard_keys() -> Iterator[None]:
         except termios.error:
             # The terminal is gone.
             pass
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def ask_terminal(wait_s: float = WAIT_S) -> tuple[bool | None, str]:

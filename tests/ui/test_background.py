@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import termios
+import time
+
+import pytest
 
 from dsv41chat.ui.background import unheard_keys
 
@@ -22,6 +26,19 @@ def test_early_keys_are_not_echoed_and_can_be_read_at_once(monkeypatch):
             assert select.select([slave], [], [], 10)[0] and os.read(slave, 100) == b"early words", "without Enter"
             assert not select.select([master], [], [], 0)[0], "nothing was echoed"
         assert termios.tcgetattr(slave) == before
+    os.close(master)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_that_time_gives_the_terminal_back(monkeypatch, number):
+    master, slave = os.openpty()
+    with open(slave, "rb", buffering=0) as keys:
+        monkeypatch.setattr(sys, "stdin", keys)
+        before = termios.tcgetattr(slave)
+        with pytest.raises(SystemExit) as ended, unheard_keys():
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        assert ended.value.code == 128 + number and termios.tcgetattr(slave) == before and signal.getsignal(number) is signal.SIG_DFL
     os.close(master)
 
 

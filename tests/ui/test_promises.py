@@ -120,6 +120,8 @@ TABLE = """
     headless_failures:a_prompt_that_reads_like_a_command headless_failures:options_may_stand_anywhere headless_failures:unknown_options_name_near_ones
 7    M  no terminal: scripted, or a usage error |
     headless:without_a_terminal_a_pipe_is_answered_and_it_says_so_once headless:no_terminal_and_no_prompt_is_a_usage_error_with_a_hint
+7    M  keys typed before the screen is there are kept |
+    background:early_keys_are_not_echoed_and_can_be_read_at_once background:a_signal_in_that_time_gives_the_terminal_back
 7    M  full screen with piped input | test_screen_start:piped_text_is_an_attachment_and_keys_come_from_the_terminal
 7    M  every option has a test of its effect | test_effects:nothing_is_missing_and_nothing_is_stale
 7    S  --max-answer-tokens | headless_turns:the_answers_own_limit engine/answer:the_answers_own_limit_leaves_the_thinking_alone

@@ -20,6 +20,8 @@ Memory
   F2 says of each build whether it fits and how much context memory admits.
 Conversations
   Everything is stored as it is written. An edit or a retry makes a branch; [ and ] switch.
+Cache
+  What was computed is kept: a chat opened tomorrow reads only what is new. dsv41chat cache stats; /pin keeps one.
 Scripts
   dsv41chat --headless "question"    dsv41chat conversations list    dsv41chat doctor
 Copying
