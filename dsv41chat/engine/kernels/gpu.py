@@ -7,6 +7,7 @@ by expert, and decoded to bfloat16 for the matrix unit on CUDA; all else is one 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,10 +16,12 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.errors import RouteUnavailable
+from dsv41chat.engine.kernels import text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_tensor
 from dsv41chat.engine.kernels.attend import Attend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
+from dsv41chat.engine.kernels.dialect import Kernel, kernel_name
 from dsv41chat.engine.kernels.exl3 import exl3_product
-from dsv41chat.engine.kernels.finish import FP8_UE8M0, NO_ROUNDING, Finish, Rounding, v4_fp8
+from dsv41chat.engine.kernels.finish import FP4_SCALED, FP4_UE8M0, FP8_UE8M0, NO_ROUNDING, V4_FP4, Finish, Rounding, v4_fp8
 from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec
@@ -27,6 +30,7 @@ from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare
 from dsv41chat.engine.kernels.tensor import DecodedProduct, TensorMatvec, TileExperts
 from dsv41chat.engine.nn.attention import AttentionWeights
+from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
 from dsv41chat.engine.nn.indexer_v4 import IndexerV4
 from dsv41chat.engine.nn.linear import ExpertLinear, QuantizedExpertLinear, QuantizedGroupedLinear, QuantizedLinear
@@ -34,12 +38,14 @@ from dsv41chat.engine.ops import norm, rope
 from dsv41chat.engine.ops.route import swiglu
 from dsv41chat.engine.rows_v4 import slots_for
 
-# Relative L2 distance to the reference in bfloat16. Source: spec: kernels, section 7. Latents are rounded to few bits at the end, which
-# makes a whole step of a low bit of the product; so their products are compared as matrices, and what follows them on equal input.
+# Relative L2 distance to the reference in bfloat16. Source: spec: kernels, section 7. Latents, entries and index queries are rounded to
+# few bits at the end, which makes a whole step of a low bit of the product; so their products are compared as matrices, and what follows
+# a latent's product on equal input.
 TOLERANCE = {
-    "matrix": 4e-3, "mix": 1e-4, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "gathered": 4e-3, "scores": 1e-5, "select": 0.0, "router": 1e-5,
-    "experts": 8e-3,
+    "matrix": 4e-3, "mix": 1e-4, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "gathered": 4e-3, "queries": 1e-1, "entries": 5e-2,
+    "scores": 1e-5, "select": 0.0, "router": 1e-5, "experts": 8e-3,
 }  # fmt: skip
+_TEXTS = (text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_tensor)
 _FINISH_LIMIT = 5e-3
 # By backend and shape: every layer builds its own, and they are alike.
 _finish_gaps: dict[tuple, float] = {}
@@ -54,10 +60,17 @@ def gpu_route(dialect: str, backend: Backend, missing: Callable[[], str | None],
         TOLERANCE,
         rows_alike=False,
         missing=missing,
-        identity=lambda: dialect,
+        identity=lambda: text_digest(dialect),
         reference=in_float32,
         check_rows=(1, 5, 40) if dialect == "cuda" else (1, 5),
     )
+
+
+def text_digest(dialect: str) -> str:
+    """Stands for every text of the route: states that other texts computed can differ in low bits."""
+    texts = [v for module in _TEXTS for v in vars(module).values() if isinstance(v, Kernel) and v.only in (None, dialect)]
+    names = sorted({kernel_name(text, dialect, ()) for text in texts})
+    return hashlib.sha256(" ".join(names).encode()).hexdigest()[:16]
 
 
 def in_float32(site: Site) -> Callable:
@@ -80,8 +93,8 @@ def in_float32(site: Site) -> Callable:
 
 def builders(backend: Backend) -> Mapping[str, Callable[[Site], Callable]]:
     make = {
-        "matrix": _matrix, "mix": _mix, "enter": _enter, "project": _project, "latent": _latent, "gathered": _gathered, "scores": _scores,
-        "select": _select, "router": _router, "experts": _experts,
+        "matrix": _matrix, "mix": _mix, "enter": _enter, "project": _project, "latent": _latent, "gathered": _gathered, "queries": _queries,
+        "entries": _entries, "scores": _scores, "select": _select, "router": _router, "experts": _experts,
     }  # fmt: skip
     return {op: lambda site, build=build: build(backend, site) for op, build in make.items()}
 
@@ -181,6 +194,53 @@ def _gathered(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     c, w = site.trunk.config, site.owner.weights
     return Attend(backend, w.heads, w.head_dim, c.qk_rope_head_dim, c.sliding_window, w.sink, w.eps if w.head_norm else None)
+
+
+def _queries(backend: Backend, site: Site) -> Callable:
+    """Index queries and the weights of their heads."""
+    _bfloat16(site)
+    o, dims = site.owner, site.trunk.config.qk_rope_head_dim
+    scale = o.head_dim**-0.5 * o.heads**-0.5
+    if not isinstance(o, IndexerV4):
+        turn = Finish(backend, o.head_dim, rope=dims, rounding=FP4_UE8M0 if o.cache_quant else NO_ROUNDING)
+
+        def queries(x: mx.array, qr: mx.array, table: Any) -> tuple[mx.array, mx.array]:
+            q = o.wq_b(qr).reshape(x.shape[0], o.heads, o.head_dim)
+            return turn(q, table), o.weights_proj(x).astype(mx.float32) * scale
+
+        return queries
+    turn, coarse = Finish(backend, o.head_dim, rope=dims), Finish(backend, o.head_dim, rounding=V4_FP4) if o.qat_sim else None
+
+    def mixed(x: mx.array, qr: mx.array, table: Any) -> tuple[mx.array, mx.array]:
+        q = turn(o.wq_b(qr).reshape(x.shape[0], o.heads, o.head_dim), table)
+        q = o.mix(q.astype(mx.float32)).astype(q.dtype)
+        return q if coarse is None else coarse(q), o.weights_proj(x.astype(mx.float32)) * scale
+
+    return mixed
+
+
+def _entries(backend: Backend, site: Site) -> Callable:
+    """Pooled latents to entries, and in V4.1 to index keys as well."""
+    _bfloat16(site)
+    o, dims = site.owner, site.trunk.config.qk_rope_head_dim
+    width = o.norm.shape[0]
+    if not isinstance(o, CompressorV4):
+        narrow = Finish(backend, width, weight=o.norm, eps=o.eps)
+        turn = Finish(backend, width, rope=dims, rounding=FP4_SCALED if o.cache_quant else NO_ROUNDING)
+        rounding = FP4_UE8M0 if o.cache_quant else NO_ROUNDING
+        key = Finish(backend, o.index_norm.shape[0], weight=o.index_norm, eps=o.eps, rope=dims, rounding=rounding)
+
+        def entries(pooled: mx.array, table: Any) -> tuple[mx.array, mx.array]:
+            latent = narrow(pooled)
+            return turn(latent, table), key(o.index_key(latent), table)
+
+        return entries
+    rounding = v4_fp8(dims) if o.qat_sim and o.mix is None else NO_ROUNDING
+    turn = Finish(backend, width, weight=o.norm, eps=o.eps, rope=dims, rounding=rounding)
+    if o.mix is None:
+        return turn
+    coarse = Finish(backend, width, rounding=V4_FP4) if o.qat_sim else lambda x: x
+    return lambda pooled, table: coarse(o.mix(turn(pooled, table).astype(mx.float32)).astype(mx.bfloat16))
 
 
 def _scores(backend: Backend, site: Site) -> Callable:

@@ -162,7 +162,9 @@ FN u32 affine_pair(u32 q, u32 s, u32 z) {
   return pack2(FMA(asf(q << 16) - 128.0f, bf2f(s), bf2f(z)), FMA(asf(q & 0xffff0000u) - 128.0f, bf2f(s), bf2f(z)));
 #else
   u32 d; s |= s << 16; z |= z << 16;
-  asm("{ .reg .b32 t; sub.rn.bf16x2 t, %1, %2; fma.rn.bf16x2 %0, t, %3, %4; }" : "=r"(d) : "r"(q), "r"(0x43004300u), "r"(s), "r"(z));
+  // q * 1 - 128: the subtraction itself came to the instruction set a generation later.
+  asm("{ .reg .b32 t; fma.rn.bf16x2 t, %1, %2, %3; fma.rn.bf16x2 %0, t, %4, %5; }"
+      : "=r"(d) : "r"(q), "r"(0x3F803F80u), "r"(0xC300C300u), "r"(s), "r"(z));
   return d;
 #endif
 }

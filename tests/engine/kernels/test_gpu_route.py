@@ -13,8 +13,8 @@ import pytest
 
 from dsv41chat.engine import rowcheck
 from dsv41chat.engine.errors import RouteUnavailable
-from dsv41chat.engine.kernels import hyper, matrix
-from dsv41chat.engine.kernels.gpu import gpu_route
+from dsv41chat.engine.kernels import hyper, matrix, text_hyper
+from dsv41chat.engine.kernels.gpu import gpu_route, text_digest
 from dsv41chat.engine.kernels.prompt import SortedExperts
 from dsv41chat.engine.kernels.routes import install
 from dsv41chat.engine.pack.build import build_trunk, open_pack
@@ -107,6 +107,13 @@ def test_the_embedded_model_by_kernels(routed_nano, wanted):
     assert set(found["matrix"].split("+")) == {"metal", "stock"}, "plain matrices and the experts' own ones stay"
     exact, rounded = wanted
     assert apart(singles_and_windows(routed_nano, list(tokens(4000))), exact) <= 1.5 * apart(rounded, exact)
+
+
+def test_the_texts_are_part_of_what_a_state_depends_on():
+    before = text_digest("metal"), text_digest("cuda")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_hyper, "HYPER_FINISH", replace(text_hyper.HYPER_FINISH, body=text_hyper.HYPER_FINISH.body + " "))
+        assert text_digest("metal") != before[0] and text_digest("cuda") != before[1] and before[0] != before[1]
 
 
 def test_sorted_experts_are_the_modules_experts():
