@@ -27,7 +27,7 @@ from dsv41chat.ui.background import ask_terminal
 from dsv41chat.ui.keymap import KEYS, clashes, display
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat import ChatScreen
-from dsv41chat.ui.screens.dialogs import TooSmallScreen
+from dsv41chat.ui.screens.dialogs import Page, TooSmallScreen
 from dsv41chat.ui.themes import ALIASES, OWN
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
@@ -328,8 +328,9 @@ class ChatApp(App[int]):
     # Palette ------------------------------------------------------------------------------------------------------------
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
-        """Every action of the keymap; those without a key too."""
-        if not isinstance(screen, ChatScreen):
+        """Every action of the keymap; those without a key too. Over a page as well: it closes when an action is chosen."""
+        chat = next((one for one in self.screen_stack if isinstance(one, ChatScreen)), None)
+        if chat is None:
             return
         seen: set[tuple[str, str]] = set()
         for key in KEYS:
@@ -338,11 +339,13 @@ class ChatApp(App[int]):
             # An action with a key in two places is one action.
             seen.add((key.title, key.action))
             bound = self.user_keys.get(key.id, key.key).split(",")[0]
-            yield SystemCommand(key.title, f"{key.help}  ({display(bound)})" if bound else key.help, self._runner(screen, key.action))
+            yield SystemCommand(key.title, f"{key.help}  ({display(bound)})" if bound else key.help, self._runner(chat, key.action))
 
-    def _runner(self, screen: Screen, action: str):
+    def _runner(self, chat: ChatScreen, action: str):
         async def run() -> None:
-            await self.run_action(action, screen)
+            while isinstance(self.screen, Page):
+                self.screen.dismiss(None)
+            await self.run_action(action, chat)
 
         return run
 

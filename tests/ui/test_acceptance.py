@@ -147,6 +147,7 @@ def test_13_without_a_back_end_it_starts_searches_and_exports(tmp_path, no_back_
     with Terminal(tmp_path, environ=no_back_end) as terminal:
         terminal.run("-m", "dsv41chat", "--data-dir", str(tmp_path / "data"))
         assert "dsv41chat[cpu]" in terminal.wait("No MLX back end")
+        # Over the page of first steps, which closes.
         terminal.keys("C-p")
         terminal.wait("Search for commands")
         terminal.type("search everywhere")

@@ -303,3 +303,18 @@ async def test_an_action_is_listed_once(tmp_path):
     async with app.run_test(size=(80, 24)):
         listed = [(command.title, command.help.partition("  (")[0]) for command in app.get_system_commands(chat_of(app))]
         assert len(listed) == len(set(listed)) > 30
+
+
+async def test_the_palette_works_over_a_page(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(lambda: not chat_of(app).starting)
+        await pilot.press("f1")
+        await until(lambda: "arrows scroll" in screen_text(app))
+        await pilot.press("ctrl+p")
+        await pilot.press(*"search everywhere")
+        await until(lambda: "Searches the text" in screen_text(app))
+        await pilot.press("enter")
+        await until(lambda: type(app.screen).__name__ == "SearchScreen")
+        await pilot.press("escape")
+        await until(lambda: app.screen is chat_of(app))
