@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-ARMS = ("ppl", "ladder", "needle", "table", "report")
+ARMS = ("ppl", "ladder", "needle", "selfcheck", "table", "report")
 
 
 def arm(name: str) -> Any:
