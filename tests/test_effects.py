@@ -183,6 +183,29 @@ eval table --tokens           | bench/eval/table:the_whole_table_by_one_command
 eval table --fresh            | bench/eval/table:the_whole_table_by_one_command
 eval table --output           | bench/eval/table:the_whole_table_by_one_command
 eval report --output          | bench/eval/ppl:a_receipt_belongs_to_one_fingerprint
+models prune --experts        | engine/prune:the_command
+models prune --text           | engine/prune:the_command
+models prune --tokens         | engine/prune:the_command
+models prune --resume         | engine/prune:the_command
+models prune --yes            | engine/prune:the_command
+eval ladder --against         | bench/eval/ladder:the_command
+eval ladder --text            | bench/eval/ladder:the_command
+eval ladder --tokens          | bench/eval/ladder:the_command
+eval ladder --dtype           | bench/eval/ladder:the_command
+eval ladder --fresh           | bench/eval/ladder:the_command
+eval ladder --output          | bench/eval/ladder:the_command
+eval needle --tokens          | bench/eval/needle:the_command_goes_on_after_a_kill
+eval needle --depths          | bench/eval/needle:the_command_goes_on_after_a_kill
+eval needle --count           | bench/eval/needle:the_command_goes_on_after_a_kill
+eval needle --seed            | bench/eval/needle:the_command_goes_on_after_a_kill
+eval needle --haystack        | bench/eval/needle:the_command_goes_on_after_a_kill
+eval needle --bar             | bench/eval/needle:the_command_goes_on_after_a_kill
+eval needle --fresh           | bench/eval/needle:the_command_goes_on_after_a_kill
+eval needle --output          | bench/eval/needle:the_command_goes_on_after_a_kill
+eval selfcheck --tokens       | bench/eval/selfcheck:the_command
+eval selfcheck --dtype        | bench/eval/selfcheck:the_command
+eval selfcheck --fresh        | bench/eval/selfcheck:the_command
+eval selfcheck --output       | bench/eval/selfcheck:the_command
 completion bash               | test_completion:bash_completes
 completion zsh                | test_completion:scripts_are_valid
 completion fish               | test_completion:scripts_are_valid

@@ -242,6 +242,18 @@ def test_links_are_made_to_the_files_behind_links(tmp_path):
     assert not (tmp_path / "out" / name).is_symlink() and (tmp_path / "out" / name).stat().st_ino == (folder / name).stat().st_ino
 
 
+def test_tables_of_a_sub_folder_come_along(tmp_path):
+    parts, _ = p.encode(p.tensors("v41", config("v41")), CASES["release"]["v41"])
+    found = p.flat(parts)
+    tables = {name: tensor for name, tensor in found.items() if ".engram.embed." in name}
+    folder = p.write(tmp_path / "in", config("v41"), {name: tensor for name, tensor in found.items() if name not in tables}, family="v41")
+    (folder / "engram").mkdir()
+    p.write_safetensors(folder / "engram/model-00009.safetensors", tables)
+    done = prune(folder, tmp_path / "out")
+    assert done.linked == ["engram/model-00009.safetensors"] and (tmp_path / "out" / done.linked[0]).samefile(folder / done.linked[0])
+    assert open_pack(tmp_path / "out").table_bytes > 0
+
+
 @pytest.mark.parametrize("keep", [0.75, 0.5])
 def test_the_embedded_model_pruned_still_chats(keep, tmp_path):
     read = lambda pack: CalibrationText.read(DEFAULT_TEXT, ChatTokenizer.from_file(pack.folder / "tokenizer.json"), "v41", 256)
@@ -256,10 +268,13 @@ def test_the_embedded_model_pruned_still_chats(keep, tmp_path):
 
 
 def test_the_command(tmp_path):
+    (tmp_path / "mine.txt").write_text("The lighthouse at the end of the long pier shines in the evening. " * 20)
     words = ("models", "prune", "nano", str(tmp_path / "out"), "--experts", "75%", "--tokens", "100", "--yes")
-    done = programs.run(tmp_path / "data", *words)
+    done = programs.run(tmp_path / "data", *words, "--text", str(tmp_path / "mine.txt"), "--resume")
     assert done.code == 0 and (done.json["experts"], done.json["of"], len(done.json["kept"]["0"])) == (6, 8, 6), done.stderr
     assert done.json["written"] == ["model-00001-of-00004.safetensors"] and open_pack(tmp_path / "out").config.n_routed_experts == 6
+    reap = json.loads((tmp_path / "out/config.json").read_text())["reap"]
+    assert (reap["text"], reap["tokens"], reap["windows"]) == ("mine.txt", 102, 2)
     again = programs.run(tmp_path / "data", *words)
     assert again.code == 4 and "no pruning began there" in again.json["message"]
     assert programs.run(tmp_path / "data", *words[:4], "--experts", "0%").code == 2

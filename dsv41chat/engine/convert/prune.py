@@ -25,6 +25,7 @@ from dsv41chat.engine.errors import Cancelled, DoesNotFit, PackUnsupported
 from dsv41chat.engine.layerwise import LayerWalk
 from dsv41chat.engine.pack.build import Pack, open_pack
 from dsv41chat.engine.pack.dialects import release_name
+from dsv41chat.engine.pack.elsewhere import TABLES_FOLDER
 from dsv41chat.engine.pack.index import INDEX_NAME, UNFINISHED_NAME, TensorRef, open_index
 
 _ONE = re.compile(r"^layers\.(\d+)\.ffn\.experts\.(\d+)\.")
@@ -122,7 +123,8 @@ def prune_pack(
         elif not _is_finished(target, name, mark):
             _write_shard(target, name, job, mark, lambda n, name=name, done=done: progress(name, done + n, total), cancel)
         done += job.nbytes if job.changed else 0
-    result = _result(pruning, tallies, kept, jobs)
+    tables = _link_tables(pack, target)
+    result = _result(pruning, tallies, kept, jobs, tables)
     _write_rest(pruning, jobs, result)
     open_pack(target, unfinished=True)
     forget(target)
@@ -212,6 +214,18 @@ def _copy_manifest(source: Path, target: Path, name: str) -> None:
         shutil.copyfile(source / _manifest(name), target / _manifest(name))
 
 
+def _link_tables(pack: Pack, target: Path) -> list[str]:
+    """Tables that lie in a sub-folder of the source lie in one of the result."""
+    names = []
+    for path in pack.index.files:
+        if path.parent.name == TABLES_FOLDER and path.parent.parent == pack.folder:
+            names.append(f"{TABLES_FOLDER}/{path.name}")
+            (target / TABLES_FOLDER).mkdir(exist_ok=True)
+            if not (target / names[-1]).exists():
+                link_file(path, target / names[-1])
+    return names
+
+
 def _is_finished(target: Path, name: str, mark: dict[str, Any]) -> bool:
     manifest, shard = target / _manifest(name), target / name
     if not manifest.is_file() or not shard.is_file():
@@ -254,12 +268,14 @@ def _bytes_of(part: _Part):
                 size -= len(data)
 
 
-def _result(pruning: Pruning, tallies: Mapping[int, Tally], kept: dict[int, list[int]], jobs: Mapping[str, _Shard]) -> Pruned:
+def _result(
+    pruning: Pruning, tallies: Mapping[int, Tally], kept: dict[int, list[int]], jobs: Mapping[str, _Shard], tables: list[str]
+) -> Pruned:  # fmt: skip
     halves = [[set(tally.kept(pruning.keep, half)) for half in (0, 1)] for tally in tallies.values()]
     agreement = sum(len(a & b) for a, b in halves) / (pruning.keep * len(halves)) if halves else 1.0
     unused = [(layer, int(e)) for layer, tally in tallies.items() for e in (tally.counts.sum(0) == 0).nonzero()[0]]
     names = lambda changed: [name for name, job in jobs.items() if job.changed == changed]
-    return Pruned(kept, agreement, unused, names(False), names(True))
+    return Pruned(kept, agreement, unused, names(False) + tables, names(True))
 
 
 def _write_rest(pruning: Pruning, jobs: Mapping[str, _Shard], result: Pruned) -> None:

@@ -227,6 +227,16 @@ def test_a_killed_ladder_gives_identical_numbers(family, tiny_packs, tmp_path):
     assert lines(receipt)[0].startswith("changed against") and str(tmp_path) not in json.dumps(receipt)
 
 
+def test_the_command(tmp_path):
+    (tmp_path / "mine.txt").write_text("The lighthouse at the end of the long pier shines in the evening.")
+    words = ["eval", "ladder", "nano", "--against", "nano", "--text", str(tmp_path / "mine.txt"), "--tokens", "8", "--dtype", "bfloat16"]
+    done = programs.run(tmp_path / "data", *words, "--fresh", "--output", str(tmp_path / "receipt.json"))
+    assert done.code == 0 and done.json["equal"] and done.json["text"]["name"] == "mine.txt" and done.json["text"]["tokens"] == 8, done.stderr
+    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    assert receipt["parameters"]["dtype"] == "bfloat16" and receipt["summary"] == "no difference from nano in any layer"
+    assert programs.run(tmp_path / "data", *words[:4], "nano", "--text", "absent.txt").code == 2
+
+
 MEASURE = """
 import json, resource, sys, threading, time
 from dsv41chat.cli import main

@@ -175,7 +175,8 @@ def test_reading_back_notices_another_answer(engine):
 def test_the_command_goes_on_after_a_kill(tmp_path):
     words = ["eval", "needle", "nano", "--tokens", "50,60", "--count", "1", "--depths", "0.1", "--seed", "1"]
     words += ["--haystack", str(HAYSTACK), "--bar", "0.5"]
-    whole = programs.run(tmp_path / "whole", *words)
+    whole = programs.run(tmp_path / "whole", *words, "--fresh", "--output", str(tmp_path / "receipt.json"))
+    assert json.loads((tmp_path / "receipt.json").read_text())["parameters"]["depths"] == [0.1]
     assert whole.code == 0 and whole.json["green"] and [row["tokens"] for row in whole.json["rows"]] == [50, 60], whole.stderr
     data = ["--json", "--data-dir", str(tmp_path / "killed")]
     done = subprocess.run([sys.executable, "-c", KILLING, "3", *words, *data], env=programs.environment(), capture_output=True, timeout=300)

@@ -182,7 +182,8 @@ sys.exit(main(sys.argv[1:]).code)
 def test_the_command(tmp_path):
     """Exit 4 and the contract by name where a fault is planted; killed and run again, the same numbers."""
     words = ["eval", "selfcheck", "nano", "--tokens", "64", "--dtype", "float32"]
-    whole = programs.run(tmp_path / "whole", *words)
+    whole = programs.run(tmp_path / "whole", *words, "--fresh", "--output", str(tmp_path / "receipt.json"))
+    assert json.loads((tmp_path / "receipt.json").read_text())["arm"] == "selfcheck"
     assert whole.code == 0 and whole.json["ok"] and len(whole.json["checks"]) == 13 and whole.json["row_invariant"], whole.stderr
     data = ["--json", "--data-dir", str(tmp_path / "killed")]
     start = lambda script, *first: subprocess.run(
