@@ -68,11 +68,14 @@ class Context:
         self.out.write(json_text(value) + "\n")
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Columns as wide as their longest cell, the last one as it is."""
+        """Columns as wide as their widest cell, measured in cells of the terminal."""
+        from dsv41chat.store.titles import cell_width
+
         cells = [[visible_line(str(cell)) for cell in row] for row in (head, *rows)]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+        wide = lambda text: sum(map(cell_width, text))
+        widths = [max(wide(row[i]) for row in cells) for i in range(len(head))]
         for row in cells:
-            self.print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+            self.print("  ".join(cell + " " * (width - wide(cell)) for cell, width in zip(row, widths)).rstrip())
 
     def confirm(self, question: str) -> bool:
         """Ask on the terminal. Raises UsageError without one."""

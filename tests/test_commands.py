@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dsv41chat.cli_commands import Context
 from dsv41chat.engine.errors import PackIncomplete
 from dsv41chat.engine.published import V4_FLASH
 from dsv41chat.settings import KEYS
@@ -38,6 +39,14 @@ def test_list(program, chats):
     assert [row["id"] for row in program("conversations", "list", "--search", "branch one", "--json").object] == [chats.one]
     assert len(program("--json", "conversations", "list", "--limit", "1").object) == 1
     assert program("conversations", "list", "--build", "other", "--json").object == []
+
+
+def test_wide_characters_count_two_cells(monkeypatch):
+    context = Context(None, None, None, None)
+    lines = []
+    monkeypatch.setattr(context, "print", lines.append)
+    context.table(("name", "size"), [("模型", "1"), ("e\u0301t", "2"), ("plain", "3")])
+    assert lines == ["name   size", "模型   1", "e\u0301t     2", "plain  3"]
 
 
 def test_an_empty_list(program):

@@ -115,7 +115,7 @@ TABLE = """
 6    M  NO_COLOR; TERM=dumb | snapshots:the_text_is_the_same_in_every_theme test_screen_start:a_dumb_terminal_is_answered_in_lines
 6    S  reduced motion | chat:reduced_motion_and_hidden_things
 6    S  line mode | plain:a_conversation_in_lines plain:commands_and_errors plain:interrupts
-6    M  wide characters in cells | render:break_line_loses_nothing_and_fits render:crop_cells
+6    M  wide characters in cells | test_commands:wide_characters_count_two_cells render:break_line_loses_nothing_and_fits render:crop_cells
 7    M  command words, options anywhere, near matches |
     headless_failures:a_prompt_that_reads_like_a_command headless_failures:options_may_stand_anywhere headless_failures:unknown_options_name_near_ones
 7    M  no terminal: scripted, or a usage error |
