@@ -24,6 +24,7 @@ from dsv41chat.ui.turn_events import AppStart, TurnRequest
 
 LAG_STEP_S = 0.002
 IDLE_S = 3.0
+SETTLE_S = 10.0  # opening is over and the caret rests
 LOAD_S = 60.0
 
 
@@ -60,6 +61,7 @@ class MeasuredScreen(ChatScreen):
         await self.open_conversation(self.conversation_ref)
         await self._drawn()
         self.found["open_s"] = time.monotonic() - began
+        await asyncio.sleep(min(SETTLE_S, self.seconds))
         cpu, began = time.process_time(), time.monotonic()
         await asyncio.sleep(IDLE_S)
         self.found["idle_cpu"] = (time.process_time() - cpu) / (time.monotonic() - began)

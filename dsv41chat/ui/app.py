@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 MIN_WIDTH, MIN_HEIGHT = 40, 10
 SHORT = 16
 STOP_WAIT_S = 5.0
+WARM_UP_S = 0.5
 
 
 class ChatApp(App[int]):
@@ -88,12 +89,16 @@ class ChatApp(App[int]):
             self.animation_level = "none"
         self._handle_signals()
         self.push_screen(ChatScreen())
-        self.run_worker(asyncio.to_thread(warm_up), group="warm")
+        # Not before the first frame: another thread's imports would hold the interpreter.
+        self.set_timer(WARM_UP_S, lambda: self.run_worker(asyncio.to_thread(warm_up), group="warm"))
         # The engine thread and the interpreter share one lock; short turns keep keys quick while it holds it.
         sys.setswitchinterval(0.001)
 
     async def start_up(self, chat: ChatScreen) -> None:
         """Opens what the command line asked for, once the screen is there."""
+        drawn = asyncio.Event()
+        chat.call_after_refresh(drawn.set)
+        await drawn.wait()
         begin = self.begin
         for problem in clashes(self.user_keys):
             chat.tell(problem, "warning")

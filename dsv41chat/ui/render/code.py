@@ -10,7 +10,6 @@ from rich.style import Style
 from rich.syntax import Syntax
 
 HIGHLIGHT_CHARS = 40_000
-CHUNK_LINES = 25
 ALIASES = {"py3": "python", "shell": "bash", "sh": "bash", "js": "javascript", "ts": "typescript", "metal": "cpp", "plain": "text"}
 
 
@@ -26,23 +25,6 @@ def _lexer(name: str):
 
 def highlight(source: str, language: str, theme: str, base: Style) -> list[list[tuple[str, Style]]]:
     """The lines of `source` as (text, style) runs. Unknown languages and very long pieces stay in the base style."""
-    return list(_highlight(source, language, theme, base))
-
-
-def highlight_growing(source: str, language: str, theme: str, base: Style) -> list[list[tuple[str, Style]]]:
-    """The same for code that still grows: lines that will not change are looked up, so the cost is that of the last few.
-
-    A text that spans several lines may change its colour when the block is complete.
-    """
-    lines = source.split("\n")
-    found: list[list[tuple[str, Style]]] = []
-    for start in range(0, len(lines), CHUNK_LINES):
-        found += _highlight("\n".join(lines[start : start + CHUNK_LINES]), language, theme, base)
-    return found
-
-
-@lru_cache(maxsize=64)
-def _highlight(source: str, language: str, theme: str, base: Style) -> list[list[tuple[str, Style]]]:
     lexer = _lexer(language)
     if lexer is None or len(source) > HIGHLIGHT_CHARS:
         return [[(line, base)] for line in source.split("\n")]

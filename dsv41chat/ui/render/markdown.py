@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
@@ -12,7 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from dsv41chat.ui.render.code import highlight, highlight_growing
+from dsv41chat.ui.render.code import highlight
 from dsv41chat.ui.render.formulas import show_formulas
 from dsv41chat.ui.render.palette import RenderOptions
 from dsv41chat.ui.render.splitter import Block
@@ -21,6 +22,7 @@ from dsv41chat.ui.render.wrap import Line, Run, crop_cells, plain_lines, wrap_ru
 BULLETS = "•◦▪"
 MIN_COLUMN = 8
 MAX_INDENT = 8
+CHUNK_LINES = 12
 
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 _URL = re.compile(r"https?://[^\s<>\"'`]+[^\s<>\"'`.,;:!?)\]}]")
@@ -61,20 +63,37 @@ def code_lines(block: Block, options: RenderOptions, prefix: list[Run]) -> list[
         rule = f"┌─{label}{'─' * fill}{number}─┐"
         lines.append(Line(Strip([*segments, Segment(rule, palette.frame)]), "", lead + len(rule)))
     if block.source:
-        colour = highlight if block.foot else highlight_growing
-        for runs in colour(block.source, block.info, options.code_theme, palette.code):
-            if options.wrap_code:
-                lines.extend(wrap_runs(runs, options.width, prefix, [*prefix, ("↪ ", palette.frame)]))
-            else:
-                text = "".join(part for part, _ in runs)
-                strip = Strip([*segments, *(Segment(part, style) for part, style in runs)])
-                lines.append(Line(strip, text, lead, scrolled=True))
+        if block.foot:
+            lines.extend(_code_piece(block.source, block.info, options, tuple(prefix)))
+        else:
+            # It still grows: all but its last lines are the very lines of the last time, so neither they nor their strips are made again.
+            # A text that spans several pieces may change its colour when the block is complete.
+            rows = block.source.split("\n")
+            for start in range(0, len(rows), CHUNK_LINES):
+                lines.extend(_code_piece("\n".join(rows[start : start + CHUNK_LINES]), block.info, options, tuple(prefix)))
     elif block.head and block.foot:
         lines.append(Line(Strip(segments), "", lead))
     if block.foot:
         rule = f"└{'─' * (room - 2)}┘"
         lines.append(Line(Strip([*segments, Segment(rule, palette.frame)]), "", lead + len(rule)))
     return lines
+
+
+@lru_cache(maxsize=128)
+def _code_piece(source: str, info: str, options: RenderOptions, prefix: tuple[Run, ...]) -> tuple[Line, ...]:
+    """The lines of some code, without rules."""
+    palette = options.palette
+    segments = [Segment(text, style) for text, style in prefix]
+    lead = sum(len(text) for text, _ in prefix)
+    lines: list[Line] = []
+    for runs in highlight(source, info, options.code_theme, palette.code):
+        if options.wrap_code:
+            lines.extend(wrap_runs(runs, options.width, list(prefix), [*prefix, ("↪ ", palette.frame)]))
+        else:
+            text = "".join(part for part, _ in runs)
+            strip = Strip([*segments, *(Segment(part, style) for part, style in runs)])
+            lines.append(Line(strip, text, lead, scrolled=True))
+    return tuple(lines)
 
 
 class _Walk:

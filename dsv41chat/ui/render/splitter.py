@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dsv41chat.ui.sanitize import visible
 
 LIST_ITEMS = 20
-CODE_LINES = 200
+CODE_LINES = 80  # colouring one piece must not hold the screen
 TABLE_ROWS = 200
 PLAIN_LINES = 60
 TEXT_CHARS = 16_000

@@ -273,6 +273,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         self.query_one("#header", HeaderLine).show(title, right)
 
     def _look_at_memory(self) -> None:
+        self.composer.rest_caret()
         self.status.memory = self.app.memory() if self.size.width >= WIDE else None
         self.show_status()
 

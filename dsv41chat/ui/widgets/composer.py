@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 from textual import events
 from textual.widgets import TextArea
@@ -14,6 +15,7 @@ from dsv41chat.ui.sanitize import sendable
 
 BURST_GAP_S = 0.015
 BURST_KEYS = 3
+BLINK_S = 5.0
 CHIP_BYTES = 8 * 1024
 CHIP_LINE = 2_000
 NEWLINE_KEYS = {"ctrl+j", "shift+enter", "alt+enter", "ctrl+enter"}
@@ -34,7 +36,8 @@ class Composer(TextArea):
         self.prompts: list[str] = []
         self._place: int | None = None
         self._kept = ""
-        self._last_key = 0.0
+        self._last_key = time.monotonic()
+        self._rested = False
         self._burst = 0
         self._chip_count = 0
         self._after_x = False
@@ -68,6 +71,11 @@ class Composer(TextArea):
             self.prompts.append(text)
         self._place = None
 
+    def rest_caret(self) -> None:
+        """The caret stands still while nobody types: its blinking is what an idle screen costs. The next key wakes it."""
+        if self.cursor_blink and time.monotonic() - self._last_key > BLINK_S:
+            self._rested, self.cursor_blink = True, False
+
     # Keys ---------------------------------------------------------------------------------------------------------------
 
     async def _on_key(self, event: events.Key) -> None:
@@ -75,6 +83,8 @@ class Composer(TextArea):
         now = event.time
         self._burst = self._burst + 1 if now - self._last_key < BURST_GAP_S else 0
         self._last_key = now
+        if self._rested:
+            self._rested, self.cursor_blink = False, True
         key = event.key
         after_x, self._after_x = self._after_x, False
         if key in NEWLINE_KEYS or key.endswith("+\r"):

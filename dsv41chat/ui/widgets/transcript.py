@@ -193,19 +193,20 @@ class Transcript(TranscriptLayout, can_focus=True):
         return (index, lines[row]) if row < len(lines) else None
 
     def render_line(self, y: int) -> Strip:
-        base = self.rich_style
         width = self.size.width
         absolute = y + self.scroll_offset.y
         found = self._line(absolute) if self._width else None
         if found is None:
             if self._width and 0 <= absolute < self._tops[-1]:
                 self.call_later(self._settle)
-            return Strip.blank(width, base)
+            return Strip.blank(width, self.rich_style)
         index, line = found
         focused = self.has_focus and index == self.selected
         plain = not focused and not self._query and self.text_selection is None and not (line.scrolled and self._shift)
         if plain and (known := self._strips.get((id(line), absolute))) is not None and known[0] is line:
             return known[1]
+        # Not before: it walks up the tree, as long as all the rest takes.
+        base = self.rich_style
         gutter = Segment("▌ " if focused else "  ", self._get_renderer().options.palette.cursor if focused else base)
         strip = line.strip
         room = self._text_width()
