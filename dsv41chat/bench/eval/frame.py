@@ -236,6 +236,9 @@ def show(context: Any, receipt: dict[str, Any], text: str) -> None:
 def _sweep(mine: Path) -> None:
     """Delete the states that nobody has gone on with for a month."""
     for folder in mine.parent.iterdir():
-        state = folder / "state.json"
-        if folder != mine and state.is_file() and time.time() - state.stat().st_mtime > STALE_S:
+        try:
+            age = time.time() - (folder / "state.json").stat().st_mtime
+        except OSError:  # no state yet, or another run has just finished
+            continue
+        if folder != mine and age > STALE_S:
             shutil.rmtree(folder, ignore_errors=True)
