@@ -37,6 +37,7 @@ SAMPLINGS = {"greedy": SamplingParams(), "seeded": SamplingParams(temperature=0.
 NEAR_TIE = 2e-3
 # Where rows depend on each other: largest relative L2 distance of a row of logits, by dtype.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
+ANSWER_TOKENS = 48
 _SPOT, _TRIED, _SHOWN = 24, 6, 8
 
 
@@ -167,10 +168,10 @@ class Misguided:
         return
 
 
-def answer(session: Session, ids: Sequence[int], drafter: Drafter, depth: Any, sampling: SamplingParams, count: int = 48) -> Trace:
-    """The next `count` tokens after ids, whatever they are; the loop of a turn without its stops."""
+def answer(session: Session, ids: Sequence[int], drafter: Drafter, depth: Any, sampling: SamplingParams) -> Trace:
+    """The next ANSWER_TOKENS tokens after ids, whatever they are; the loop of a turn without its stops."""
     session.prefill(ids)
-    trace, counts = Trace(), {}
+    trace, counts, count = Trace(), {}, ANSWER_TOKENS
 
     def select(row: np.ndarray, position: int) -> int:
         trace.rows[position] = row.copy()
@@ -241,7 +242,7 @@ def resumed_is_uninterrupted(engine: Engine, ids: Sequence[int], at: int, folder
     if resumed.source != "disk" or resumed.tokens != at:
         return {"ok": False, "tokens": 0, "near_ties": 0, "flips": [], "flipped": 0, "note": f"the state was not found again ({resumed.source})"}
     compared, result = Compared(None), None
-    traces = [answer(one, prompt, PlainDrafter(), FixedDepth(0), SAMPLINGS["seeded"], 32) for one in (session, other)]
+    traces = [answer(one, prompt, PlainDrafter(), FixedDepth(0), SAMPLINGS["seeded"]) for one in (session, other)]
     result = same_answer(*traces, len(prompt))
     shared = [position for position in sorted(traces[0].rows) if position - len(prompt) <= result["tokens"] and position in traces[1].rows]
     for position in shared:
