@@ -18,7 +18,7 @@ from dsv41chat.engine.nn.indexer import Indexer
 from dsv41chat.engine.trunk_v41 import TrunkV41
 from dsv41chat.nano import embedded_pack
 from dsv41chat.ui.states import States
-from tests import programs
+from tests import programs, v41
 from tests.bench.eval.test_ladder import KILLING
 
 PIECES = sentences(HAYSTACK)
@@ -187,3 +187,8 @@ def test_the_command_goes_on_after_a_kill(tmp_path):
     assert json.loads(receipt.read_text())["summary"] == "needles 100 % at 50, 100 % at 60 tokens"
     assert programs.run(tmp_path / "killed", "eval", "needle", "nano", "--tokens", "9000").code == 2
     assert programs.run(tmp_path / "killed", "eval", "needle", "nano", "--tokens", "5").code == 2
+
+
+def test_a_build_without_a_tokenizer_is_not_asked(tmp_path):
+    done = programs.run(tmp_path / "data", "eval", "needle", str(v41.PACK), "--tokens", "60")
+    assert done.code == 4 and "has no tokenizer.json" in done.json["message"]
