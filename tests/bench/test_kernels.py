@@ -23,7 +23,7 @@ def test_every_kind_of_routed_operation_is_compared():
     trunk.routes = install(trunk, trunk, "metal", routes=(gpu_route("metal", unit, lambda: None, frozenset({"cpu"})),), device="cpu")
     unit.launches.clear()
     found = kernels.measure(trunk, [1], chain=2, repeats=1)
-    assert {entry["op"] for entry in found} == {"mix", "enter", "project", "latent", "gathered", "router", "experts", "matrix"}
+    assert {entry["op"] for entry in found} >= {"mix", "enter", "project", "latent", "gathered", "router", "experts", "matrix"}
     assert all(entry["route"] == "metal" and set(entry["microseconds"]["1"]) == {"stock", "route"} for entry in found)
     assert unit.launches.count("experts_down") == 4 and "experts    x1" in kernels.table(found), "a warm-up and one chain of two"
 

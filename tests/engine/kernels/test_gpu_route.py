@@ -101,7 +101,7 @@ def singles_and_windows(trunk, ids) -> np.ndarray:
 
 def test_the_embedded_model_by_kernels(routed_nano, wanted):
     found = routed_nano.routes.by_op()
-    assert {op for op, how in found.items() if how == "metal"} == {
+    assert {op for op, how in found.items() if how == "metal"} >= {
         "mix", "enter", "project", "latent", "gathered", "scores", "select", "router", "experts",
     }  # fmt: skip
     assert set(found["matrix"].split("+")) == {"metal", "stock"}, "plain matrices and the experts' own ones stay"
