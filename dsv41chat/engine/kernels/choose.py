@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend, number
-from dsv41chat.engine.kernels.matrix import Matvec
+from dsv41chat.engine.kernels.matrix import Matvec, narrowed
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_select import INDEX_SCORES, ROUTE, TOP_K
 
@@ -61,7 +61,7 @@ class Router:
         if scoring not in _SCORINGS:
             raise Declined(f"the kernels do not have the scores {scoring}")
         self.backend, self.picks = backend, picks
-        self.logits = Matvec(backend, _narrowed(gate), mx.float32)
+        self.logits = Matvec(backend, narrowed(gate), mx.float32)
         self.experts = self.logits.outputs
         self.bias = self.logits.matrix.arrays[0] if bias is None else bias
         self.bias_image = bias_image
@@ -78,12 +78,5 @@ class Router:
         return ids, weight
 
 
-def _narrowed(gate: Any) -> Any:
-    """The gate with bfloat16 values if that is what its float32 values are: half the bytes to read."""
-    weight = getattr(gate, "weight", None)
-    if not isinstance(weight, mx.array) or weight.dtype != mx.float32:
-        return gate
-    narrow = weight.astype(mx.bfloat16)
-    return type(gate)(narrow) if bool(mx.all(narrow.astype(mx.float32) == weight)) else gate
 
 

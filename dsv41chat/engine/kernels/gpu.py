@@ -24,7 +24,7 @@ from dsv41chat.engine.kernels.exl3 import exl3_product
 from dsv41chat.engine.kernels.finish import FP4_SCALED, FP4_UE8M0, FP8_UE8M0, NO_ROUNDING, V4_FP4, Finish, Rounding, v4_fp8
 from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
-from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec
+from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec, PairMatvec, narrowed
 from dsv41chat.engine.kernels.prompt import SortedExperts
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare
@@ -42,7 +42,7 @@ from dsv41chat.engine.rows_v4 import slots_for
 # few bits at the end, which makes a whole step of a low bit of the product; so their products are compared as matrices, and what follows
 # a latent's product on equal input.
 TOLERANCE = {
-    "matrix": 4e-3, "mix": 1e-4, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "gathered": 4e-3, "queries": 1e-1, "entries": 5e-2,
+    "matrix": 4e-3, "mix": 1e-4, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "gathered": 4e-3, "queries": 1e-1, "raw_rows": 1e-5, "entries": 5e-2,
     "scores": 1e-5, "select": 0.0, "router": 1e-5, "experts": 8e-3,
 }  # fmt: skip
 _TEXTS = (text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_tensor)
@@ -94,7 +94,7 @@ def in_float32(site: Site) -> Callable:
 def builders(backend: Backend) -> Mapping[str, Callable[[Site], Callable]]:
     make = {
         "matrix": _matrix, "mix": _mix, "enter": _enter, "project": _project, "latent": _latent, "gathered": _gathered, "queries": _queries,
-        "entries": _entries, "scores": _scores, "select": _select, "router": _router, "experts": _experts,
+        "raw_rows": _raw_rows, "entries": _entries, "scores": _scores, "select": _select, "router": _router, "experts": _experts,
     }  # fmt: skip
     return {op: lambda site, build=build: build(backend, site) for op, build in make.items()}
 
@@ -217,6 +217,16 @@ def _queries(backend: Backend, site: Site) -> Callable:
         return q if coarse is None else coarse(q), o.weights_proj(x.astype(mx.float32)) * scale
 
     return mixed
+
+
+def _raw_rows(backend: Backend, site: Site) -> Callable:
+    """Value and gate rows of a compressor that pools."""
+    _bfloat16(site)
+    o = site.owner
+    if o.wgate is None:
+        raise Declined("")
+    pair = PairMatvec(backend, narrowed(bare(o.wkv)), narrowed(bare(o.wgate)), mx.float32, getattr(o, "ape", None))
+    return _few(lambda x, *positions: pair(x, *positions).reshape(x.shape[0], 2, -1), site.stock)
 
 
 def _entries(backend: Backend, site: Site) -> Callable:

@@ -62,6 +62,15 @@ def stored(module: Any) -> Stored:
     return found
 
 
+def narrowed(module: Any) -> Any:
+    """A plain matrix with bfloat16 values if that is what its float32 values are: half the bytes to read."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, mx.array) or weight.dtype != mx.float32:
+        return module
+    narrow = weight.astype(mx.bfloat16)
+    return type(module)(narrow) if bool(mx.all(narrow.astype(mx.float32) == weight)) else module
+
+
 def _packed(p: Packed) -> Stored:
     if p.mode not in _MODES or (p.mode == "affine" and p.bits not in _AFFINE_BITS):
         raise Declined(f"the kernels do not read {p.mode} {p.bits} bits")
@@ -101,14 +110,42 @@ class Matvec:
         rows = _largest(self.matrix.outputs, *((4, 2, 1) if form.bits <= 4 else (2, 1) if form.bits <= 16 else (1,)))
         self.simds = _largest(self.outputs // rows, 4, 2, 1)
         self.constants = {"K": self.matrix.inputs, "N": self.outputs, **form.constants(), "R": rows, "NSG": self.simds}
-        self.constants |= {"XS": self.matrix.inputs * self.groups, "RG": self.matrix.outputs if self.groups > 1 else 0}
+        self.constants |= {"XS": self.matrix.inputs * self.groups, "RG": self.matrix.outputs if self.groups > 1 else 0, "N2": 0, "AR": 0}
 
     def __call__(self, x: mx.array) -> mx.array:
         dtype, n = self.dtype or x.dtype, x.shape[0]
         constants = {**self.constants, "M": compiled_rows(n), "XF": int(x.dtype == mx.float32), "OF": int(dtype == mx.float32)}
         grid = self.outputs // (self.constants["R"] * self.simds), 1, 1
-        (y,) = self.backend.run(MATVEC, [x, *self.matrix.arrays, number(n)], constants, grid, 32 * self.simds, [((n, self.outputs), dtype)])
+        weights, rows = self.matrix.arrays, number(n)
+        (y,) = self.backend.run(MATVEC, [x, *weights, rows, *weights, rows, rows], constants, grid, 32 * self.simds, [((n, self.outputs), dtype)])
         return y
+
+
+class PairMatvec:
+    """Two matrices of one form on the same rows in one launch: x [n, in] -> [n, first + second] in `dtype`, for at most MOST_ROWS rows.
+
+    table float32 [r, second]: row positions[m] % r of it is added to the second outputs of row m.
+    """
+
+    def __init__(self, backend: Backend, first: Any, second: Any, dtype: mx.Dtype, table: mx.array | None = None):
+        """Raises Declined."""
+        a, b = stored(first), stored(second)
+        if a.form != b.form or a.inputs != b.inputs or a.arrays[0].ndim != 2 or b.arrays[0].ndim != 2:
+            raise Declined("the two matrices are stored in different forms")
+        self.backend, self.dtype, self.first, self.second, self.table = backend, dtype, a, b, table
+        rows = next(r for r in ((4, 2, 1) if a.form.bits <= 4 else (2, 1) if a.form.bits <= 16 else (1,)) if not (a.outputs % r or b.outputs % r))
+        self.outputs = a.outputs + b.outputs
+        self.simds = _largest(self.outputs // rows, 4, 2, 1)
+        self.constants = {"K": a.inputs, "N": a.outputs, **a.form.constants(), "R": rows, "NSG": self.simds, "XS": a.inputs, "RG": 0}
+        self.constants |= {"N2": b.outputs, "AR": 0 if table is None else table.shape[0], "OF": int(dtype == mx.float32)}
+
+    def __call__(self, x: mx.array, positions: mx.array | None = None) -> mx.array:
+        n, rows = x.shape[0], number(x.shape[0])
+        constants = {**self.constants, "M": compiled_rows(n), "XF": int(x.dtype == mx.float32)}
+        added = (rows, rows) if self.table is None else (self.table, positions)
+        inputs = [x, *self.first.arrays, rows, *self.second.arrays, *added]
+        grid = self.outputs // (self.constants["R"] * self.simds), 1, 1
+        return self.backend.run(MATVEC, inputs, constants, grid, 32 * self.simds, [((n, self.outputs), self.dtype)])[0]
 
 
 class Experts:

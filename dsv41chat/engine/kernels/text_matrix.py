@@ -54,13 +54,19 @@ template <int BITS> FN void run32(DEV const u32* p, THREAD u32* a) {
 
 # x [rows, XS] bf16 or fp32 (XF), w [N, K], out [rows, N] bf16 or fp32 (OF). RG > 0: output rows n * RG .. use inputs n * K .. of a row.
 # rows = dims[0] <= M: the text is compiled for few sizes M, and rows beyond the last repeat it.
+# N2 > 0: a second matrix [N2, K] of the same form, whose outputs follow; out is [rows, N + N2]. AR > 0: to the second outputs of row m the
+# row at[m] % AR of add fp32 [AR, N2] is added.
 MATVEC = Kernel(
     "matvec",
-    ("x", "w", "sc", "bi", "dims"),
+    ("x", "w", "sc", "bi", "dims", "w2", "sc2", "bi2", "add", "at"),
     ("out",),
     r"""
-  const u32 last = (u32)dims[0] - 1;
-  const u32 row0 = (gx * NSG + sg) * R;
+  const u32 last = (u32)dims[0] - 1, first = (gx * NSG + sg) * R;
+  const bool second = N2 && first >= N;
+  const u32 row0 = second ? first - N : first;
+  DEV const u32* weights = (DEV const u32*)(second ? w2 : w);
+  DEV const u16* factors = (DEV const u16*)(second ? sc2 : sc);
+  DEV const u16* offsets = (DEV const u16*)(second ? bi2 : bi);
   DEV const u32* X = (DEV const u32*)x;
   const u64 slice = RG ? (u64)(row0 / (RG ? RG : 1)) * K : 0;
   float acc[R][M];
@@ -68,8 +74,8 @@ MATVEC = Kernel(
   for (u32 k = lane * 32; k < K; k += 1024) {
     u32 a[R][BITS]; float s[R], b[R];
     UNROLL for (int r = 0; r < R; r++) {
-      run32<BITS>((DEV const u32*)w + ((u64)(row0 + r) * (K / 32) + k / 32) * BITS, a[r]);
-      scales<MODE, BITS, SF>((DEV const u16*)sc, (DEV const u16*)bi, (u64)(row0 + r) * (K / GS) + k / GS, s[r], b[r]);
+      run32<BITS>(weights + ((u64)(row0 + r) * (K / 32) + k / 32) * BITS, a[r]);
+      scales<MODE, BITS, SF>(factors, offsets, (u64)(row0 + r) * (K / GS) + k / GS, s[r], b[r]);
     }
     UNROLL for (int c = 0; c < 4; c++) {
       float d[R][8];
@@ -82,10 +88,11 @@ MATVEC = Kernel(
     }
   }
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int m = 0; m < M; m++) {
-    const float v = wsum(acc[r][m]);
+    float v = wsum(acc[r][m]);
     if (lane == 0 && (u32)m <= last) {
-      if (OF) ((DEV float*)out)[(u64)m * N + row0 + r] = v;
-      else ((DEV u16*)out)[(u64)m * N + row0 + r] = (u16)f2bf(v);
+      if (AR && second) v += add[(u64)((u32)at[m] % (AR ? AR : 1)) * N2 + row0 + r];
+      if (OF) ((DEV float*)out)[(u64)m * (N + N2) + first + r] = v;
+      else ((DEV u16*)out)[(u64)m * (N + N2) + first + r] = (u16)f2bf(v);
     }
   }
 """,

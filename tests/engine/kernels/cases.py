@@ -15,7 +15,7 @@ from dsv41chat.engine.kernels.attend import Attend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
-from dsv41chat.engine.kernels.matrix import Experts, Matvec, stored
+from dsv41chat.engine.kernels.matrix import Experts, Matvec, PairMatvec, stored
 from dsv41chat.engine.nn import linear as nn
 from dsv41chat.engine.nn.exl3 import Exl3Linear
 from dsv41chat.engine.nn.hyper_connection import HyperConnection, enter
@@ -151,6 +151,22 @@ def grouped() -> Case:
     w = values(module)
     stock = lambda x: mx.concatenate([x.astype(F32)[:, 128 * g : 128 * (g + 1)] @ w[g].T for g in range(4)], axis=1)
     return Case("matvec grouped", lambda b: Matvec(b, module), stock, (d.rows(ROWS, 512),), (2.5e-3,))
+
+
+def pair() -> Case:
+    """Two matrices of one form, and a row of a table by position on top of the second."""
+    d = Draw(21)
+    first, second, table = nn.Linear(d.normal(24, 256)), nn.Linear(d.normal(40, 256)), d.normal(4, 40)
+    at = d.whole(0, 1000, ROWS)
+    stock = lambda x, at: mx.concatenate([first(x.astype(F32)), second(x.astype(F32)) + table[at % 4]], axis=1)
+    return Case("matvec pair", lambda b: PairMatvec(b, first, second, F32, table), stock, (d.rows(ROWS, 256), at), (1e-5,))
+
+
+def packed_pair() -> Case:
+    d = Draw(22)
+    first, second = (nn.QuantizedLinear(d.packed((n, 256), "mxfp8", 8, 32)) for n in (24, 10))
+    stock = lambda x: x.astype(F32) @ mx.concatenate([values(first), values(second)]).T
+    return Case("matvec packed pair", lambda b: PairMatvec(b, first, second, BF16), stock, (d.rows(ROWS, 256),), (2.5e-3,))
 
 
 def experts(routed: tuple[str, int, int], shared: tuple[str, int, int], limit: float) -> Case:
@@ -351,6 +367,8 @@ def cases() -> tuple[Case, ...]:
         plain(BF16),
         plain(F32),
         grouped(),
+        pair(),
+        packed_pair(),
         experts(("affine", 4, 64), ("affine", 4, 64), 2.0),
         experts(("mxfp4", 4, 32), ("mxfp8", 8, 32), 0.0),
         hyper(True, False),

@@ -20,6 +20,7 @@ FAULTS = {
     "a dropped row": ("matvec affine 8 g64 bfloat16 1280", matrix, "MATVEC", "m < M; m++) acc[r][m] = 0.0f", "m < M; m++) acc[r][m] = m == 6"),
     "a dropped tail of the inputs": ("matvec affine 6 g64 bfloat16 1280", matrix, "MATVEC", "k < K; k += 1024", "k < K - 32; k += 1024"),
     "the inputs of another group": ("matvec grouped", matrix, "MATVEC", "(u64)(row0 / (RG ? RG : 1)) * K", "0"),
+    "the table of another position": ("matvec pair", matrix, "MATVEC", "% (AR ? AR : 1)", "% (AR ? 1 : 1)"),
     "no routing weight": ("experts affine 4 shared affine 4", matrix, "EXPERTS_UP", "sigm(a) * b * weight", "sigm(a) * b"),
     "no clamp of the gate": ("experts affine 4 shared affine 4", matrix, "EXPERTS_UP", "a = MN(a, limit);", ""),
     "the expert of another slot": ("experts affine 4 shared affine 4", matrix, "EXPERTS_UP", "idx[m * (S - SHARED) + j]", "idx[m * (S - SHARED)]"),
