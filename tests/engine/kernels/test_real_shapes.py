@@ -79,8 +79,10 @@ every = pytest.mark.parametrize("paper", WAYS, indirect=True, ids=lambda way: " 
 
 @every
 def test_every_hot_operation_of_a_release_has_a_kernel(paper):
+    """An empty reason: the operation has nothing to compute there, or another one serves it."""
     _, _, declined = paper
-    assert set(declined) <= {"matrix"} and declined["matrix"] <= {"", "Linear stays with the stock product"}, declined
+    plain = declined.pop("matrix")
+    assert plain <= {"", "Linear stays with the stock product"} and all(reasons == {""} for reasons in declined.values()), declined
 
 
 @every
