@@ -110,7 +110,8 @@ def test_cancelled_turns(tmp_path, where, times):
 
     def cancelled(chat):
         chat.say(LONG * times, options)
-        return chat.say(LONG * 2 if where == "prefill" else SHORT, options, stop=stop)
+        # Long enough that it is still being made when the cancel arrives, on a busy machine too.
+        return chat.say(LONG * 2 if where == "prefill" else SHORT, options | {"max_tokens": 100}, stop=stop)
 
     with Chat(tmp_path / "kept") as chat:
         gone = cancelled(chat)
