@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from textual import events
 
 from dsv41chat.store import Store
 from dsv41chat.ui.commands import CommandError, parse
@@ -318,3 +319,24 @@ async def test_the_palette_works_over_a_page(tmp_path):
         await until(lambda: type(app.screen).__name__ == "SearchScreen")
         await pilot.press("escape")
         await until(lambda: app.screen is chat_of(app))
+
+
+async def test_a_megabyte_is_pasted_sent_found_and_shown_safely(tmp_path):
+    big = "\n".join(f"line {n} 漢字 😀 \x1b[31m words and more words to fill it up" for n in range(18_000))
+    assert len(big.encode()) > 1 << 20
+    app = make_app(tmp_path, Script(context_limit=10**8))
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        app.post_message(events.Paste(big))
+        await until(lambda: chat.composer.text == "[paste 1: 18,000 lines]")
+        await pilot.press("!", "enter")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        stored_text = app.store.path_to(chat.leaf_id)[0].text
+        assert stored_text == big.replace("\x1b", "") + "!", "a paste gives up its escape characters, and nothing else"
+        await until(lambda: "line 17999" in screen_text(app))
+        chat.transcript.highlight_query("line 9000 ")
+        chat.transcript.show_line(chat.transcript.entries[-2], 0)
+        await until(lambda: "line 9000 漢字" in screen_text(app))
+        await pilot.press("ctrl+end")
+        await until(lambda: "prefilled" in screen_text(app))

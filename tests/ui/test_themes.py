@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from pygments.styles import get_style_by_name
+from pygments.token import Token
 from textual.color import Color
 
 from dsv41chat.ui.background import ask_terminal, is_light, parse_answer
-from dsv41chat.ui.render.palette import Palette
+from dsv41chat.ui.render.palette import CODE_THEMES, Palette
+from dsv41chat.ui.themes import OWN
 from tests.ui.fakes import Script
 from tests.ui.tui import chat_of, make_app, say, screen_text
 
@@ -43,7 +46,26 @@ async def test_text_reaches_contrast(tmp_path, theme):
             ratio = contrast(background + color, background)
             if ratio < 4.5:
                 weak[name] = round(ratio, 2)
+        composer = chat_of(app).composer
+        hint = composer.get_component_styles("text-area--placeholder").color
+        background = composer.background_colors[1]
+        if contrast(background + hint, background) < 4.5:
+            weak["placeholder"] = round(contrast(background + hint, background), 2)
         assert weak == {}
+
+
+@pytest.mark.parametrize("theme", OWN, ids=lambda theme: theme.name)
+def test_the_colours_of_code_reach_contrast(theme):
+    background = Color.parse(theme.background)
+    style = get_style_by_name(CODE_THEMES["dark" if theme.dark else "light"])
+    weak = {}
+    for token, colours in style:
+        # Errors and the output of other programs are not what highlighted code consists of.
+        if colours["color"] and token not in Token.Error and token not in Token.Generic:
+            ratio = contrast(Color.parse(f"#{colours['color']}"), background)
+            if ratio < 4.5:
+                weak[str(token)] = round(ratio, 2)
+    assert weak == {}
 
 
 @pytest.mark.parametrize("theme", ["ansi", "nord"])

@@ -46,4 +46,4 @@ class RenderOptions:
     math: str = "unicode"
 
 
-CODE_THEMES = {"dark": "monokai", "light": "tango", "ansi-dark": "ansi_dark", "ansi-light": "ansi_light"}
+CODE_THEMES = {"dark": "monokai", "light": "xcode", "ansi-dark": "ansi_dark", "ansi-light": "ansi_light"}

@@ -355,6 +355,9 @@ class Transcript(TranscriptLayout, can_focus=True):
                         target = (y + row, at)
                     at = folded.find(self._query, at + len(self._query))
             y += len(lines)
+            if seen >= occurrence:
+                # What stands below the place need not be exact, and may be a megabyte.
+                break
         self._set_height(index, entry.height)
         self._update_size()
         self.selected = index
