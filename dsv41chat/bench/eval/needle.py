@@ -95,7 +95,8 @@ def run(context: Any) -> int:
         result = evaluate(run.state["items"], lengths, args.depths, args.bar)
         words = [args.pack, "--tokens", ",".join(map(str, lengths)), "--count", args.count, "--seed", args.seed]
         words += ["--depths", ",".join(map(str, args.depths))] + (["--haystack", args.haystack] if args.haystack else [])
-        receipt = run.finish(result, summary=summary(result), command=command("needle", *words))
+        short = "needles ok" if result["green"] else f"needles red from {result['red_from']:,}"
+        receipt = run.finish(result, summary=summary(result), short=short, command=command("needle", *words))
     show(context, receipt, table(receipt))
     return 0 if result["green"] else 4
 

@@ -41,7 +41,8 @@ def run(context: Any) -> int:
             measure(run, engine, args.tokens)
         result = evaluate(run.state["checks"]) | run.state["about"]
         words = [*(["--dtype", args.dtype] if args.dtype else [])]
-        receipt = run.finish(result, summary=summary(result), command=command("selfcheck", args.pack, "--tokens", args.tokens, *words))
+        words = command("selfcheck", args.pack, "--tokens", args.tokens, *words)
+        receipt = run.finish(result, summary=summary(result), short=f"selfcheck {'ok' if result['ok'] else 'BROKEN'}", command=words)
     show(context, receipt, table(receipt))
     for check in (check for check in result["checks"] if not check["ok"]):
         context.stderr.notice(f"{build.name} breaks {check['contract']}: {check['what']}{_first(check)}")

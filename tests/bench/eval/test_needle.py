@@ -185,6 +185,7 @@ def test_the_command_goes_on_after_a_kill(tmp_path):
     assert "going on where an earlier run was stopped" in again.stderr and json.dumps(again.json) == json.dumps(whole.json)
     (receipt,) = (tmp_path / "killed").rglob("needle-*.json")
     assert json.loads(receipt.read_text())["summary"] == "needles 100 % at 50, 100 % at 60 tokens"
+    assert json.loads(receipt.read_text())["short"] == "needles ok"
     assert programs.run(tmp_path / "killed", "eval", "needle", "nano", "--tokens", "9000").code == 2
     assert programs.run(tmp_path / "killed", "eval", "needle", "nano", "--tokens", "5").code == 2
 

@@ -214,5 +214,5 @@ def test_the_command(tmp_path):
     assert faulty.code == 4 and "nano breaks rejected rows never happened" in faulty.stderr
     assert "rejected rows never happened" in faulty.json["broken"]
     receipt = json.loads(next((tmp_path / "whole").rglob("selfcheck-*.json")).read_text())
-    assert receipt["summary"].startswith("selfcheck: 13 checks hold") and receipt["result"]["ok"]
+    assert receipt["summary"].startswith("selfcheck: 13 checks hold") and receipt["short"] == "selfcheck ok" and receipt["result"]["ok"]
     assert programs.run(tmp_path / "whole", "eval", "selfcheck", "nano", "--tokens", "9000").code == 2
