@@ -131,7 +131,7 @@ def measure(context: Any, found: Sequence[Build], options: Options, *, fresh: bo
                     run.progress(f"{build.name}, windows", len(done["sums"]), len(windows))
         result = _result(found, corpora, run.state)
         lines = {row["fingerprint"]: _summary(row, corpora[row["fingerprint"]]) for row in result["builds"]}
-        few = {row["fingerprint"]: f"ppl {row['ppl']:.4f}" for row in result["builds"]}
+        few = {row["fingerprint"]: f"ppl {row['ppl']:.4f} {options.corpus.stem[:12]}" for row in result["builds"]}
         words = command or frame.command("ppl", *(build.name for build in found), *options.words())
         return run.finish(result, summary=lines, short=few, command=words, builds=found)
 

@@ -123,12 +123,14 @@ def measure(context: Any, made: Sequence[Build], corpora: Sequence[ppl.Options],
     names = [ppl.corpus_name(options.corpus) for options in corpora]
     parameters = {"corpora": names, "tokens": corpora[0].tokens, "variants": [variant.name for variant in VARIANTS]}
     with Run(context, "table", made, parameters | numeric_options(context), fresh=fresh) as run:
-        found = run.state.setdefault("receipts", {})
-        for name, options in zip(names, corpora):
-            if name not in found:
+        finished = run.state.setdefault("receipts", {})
+        # The first corpus comes last: its perplexity is the one that lists of builds then show.
+        for name, options in reversed(list(zip(names, corpora))):
+            if name not in finished:
                 receipt = ppl.measure(context, made, options, fresh=fresh)
-                found[name] = {"parameters": receipt["parameters"], "result": receipt["result"], "seconds": receipt["seconds"]}
+                finished[name] = {"parameters": receipt["parameters"], "result": receipt["result"], "seconds": receipt["seconds"]}
                 run.save()
+        found = {name: finished[name] for name in names}
         result = {"corpora": {name: found[name]["result"]["corpus"] for name in names}, "rows": _rows(made, found), "order": order(found)}
         summary = f"{len(made)} builds on {', '.join(names)}"
         more = [word for name in names for word in ("--corpus", name)] if list(names) != list(CORPORA) else []

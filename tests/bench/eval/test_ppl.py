@@ -243,7 +243,7 @@ def test_two_builds_are_paired_and_both_remember_it(program, packs):
         page = program("eval", "report", str(packs / row["name"]), real=True)
         assert page.code == 0 and f"## ppl {row['ppl']:.4f} [" in page.out and f"| {row['name']} |" in page.out
         info = program("models", "info", str(packs / row["name"]), "--json", real=True).object
-        assert info["measured"]["ppl"]["short"] == f"ppl {row['ppl']:.4f}"
+        assert info["measured"]["ppl"]["short"] == f"ppl {row['ppl']:.4f} ids"
     program("models", "add", str(packs / "two"), real=True)
     assert f"ppl {two['ppl']:.4f}" in program("models", "list", real=True).out
     text = program(*words(packs), real=True)

@@ -56,7 +56,7 @@ def test_the_whole_table_by_one_command(program, tmp_path, monkeypatch):
     assert program(*argv, real=True).code == 130
     done = program(*argv, "--json", real=True)
     assert done.code == 0, done.err
-    assert measured == ["one.jsonl", "two.jsonl", "two.jsonl"], "the first corpus was not measured again"
+    assert measured == ["two.jsonl", "one.jsonl", "one.jsonl"], "the finished corpus was not measured again"
     found = done.object
     assert [row["name"] for row in found["rows"]] == ["nano", "engram4", "pruned"] and list(found["corpora"]) == ["one.jsonl", "two.jsonl"]
     base, converted, pruned = found["rows"]
