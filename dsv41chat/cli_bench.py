@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+# arm -> (module, what it measures, options of the example)
+_ARMS = {
+    "decode": ("decode", "plain decode per token and layer, beside a peer", "--peer mlx-lm"),
+    "prefill": ("prefill", "prompts of several lengths, beside a peer", "--tokens 512 2048"),
+    "verify-cost": ("verify_cost", "windows of several rows against one row", "--build nano"),
+    "ops": ("ops", "MLX primitives per layer in the graph of a step", "--routes stock --json"),
+    "cpu": ("cpu", "the embedded model's shape against mlx-lm, and itself", "--peer mlx-lm"),
+    "kernels": ("kernels", "operations of a route against the stock ones", "--rows 1 4"),
+    "start-up": ("start_up", "fresh processes, to the version, the screen, the first token", "--repeats 3"),
+    "engram": ("engram", "rows of the tables from disk, per path, against the drive", ""),
+    "draft": ("draft", "drafted decode against plain decode", "--repeats 1 --long 0"),
+    "ui": ("ui", "the full screen under load: keys, drawing, search", "--seconds 5"),
+    "resume": ("resume", "first token, resumed against read again; bytes on disk", ""),
+}
 
-def add_commands(commands: Any) -> None:
-    from dsv41chat.bench import draft, engram, kernels, resume, ui
 
-    p = commands.add_parser("engram", help="rows of the tables from disk, per path, against the drive", epilog="example: dsv41chat bench engram")
-    engram.add_options(p)
-    p.set_defaults(run=lambda context: engram.run_options(context.args), needs_settings=False)
-    p = commands.add_parser("draft", help="drafted decode against plain decode", epilog="example: dsv41chat bench draft --repeats 1 --long 0")
-    draft.add_options(p)
-    p.set_defaults(run=lambda context: draft.run_options(context.args), needs_settings=False)
-    p = commands.add_parser("ui", help="the full screen under load: keys, drawing, search", epilog="example: dsv41chat bench ui --seconds 5")
-    ui.add_options(p)
-    p.set_defaults(run=lambda context: ui.run_options(context.args), needs_settings=False)
-    p = commands.add_parser("resume", help="first token, resumed against read again; bytes on disk", epilog="example: dsv41chat bench resume")
-    resume.add_options(p)
-    p.set_defaults(run=lambda context: resume.run_options(context.args), needs_settings=False)
-    p = commands.add_parser("kernels", help="operations of a route against the stock ones", epilog="example: dsv41chat bench kernels --rows 1 4")
-    kernels.add_options(p)
-    p.set_defaults(run=lambda context: kernels.run_options(context.args), needs_settings=False)
+def add_commands(commands: Any) -> Callable[[Any], int]:
+    """Add the arms. Returns what runs without one: decode with its defaults."""
+    for name, (module, words, example) in _ARMS.items():
+        arm = import_module(f"dsv41chat.bench.{module}")
+        p = commands.add_parser(name, help=words, epilog=f"example: dsv41chat bench {name} {example}".strip())
+        arm.add_options(p)
+        p.set_defaults(run=lambda context, arm=arm: arm.run_options(context.args), needs_settings=False)
+    return _decode
+
+
+def _decode(context: Any) -> int:
+    from dsv41chat.bench import decode
+
+    parser = argparse.ArgumentParser("dsv41chat bench")
+    decode.add_options(parser)
+    return decode.run_options(parser.parse_args([]))

@@ -138,6 +138,7 @@ def _memory(admission: Any, margin: int | str) -> dict[str, Any] | None:
     return {
         "weights": plan.weights, "drafter": plan.drafter, "tables": plan.tables, "state_fixed": plan.fixed, "state_per_token": plan.per_token,
         "scratch": plan.scratch, "margin": plan.margin if margin == "auto" else margin, "decoded": plan.decoded,
+        "copies": plan.copies,
         "words": admission.words, "remedies": list(admission.remedies),
     }  # fmt: skip
 
@@ -147,6 +148,7 @@ def _memory_words(admission: Any) -> str:
         return "-"
     plan = admission.plan
     decoded = f"; {plan.decoded:,} bytes of the weights come from decoding them on load" if plan.decoded else ""
+    decoded += f"; {plan.copies:,} bytes are copies of packed matrices as floats, which the route computes with" if plan.copies else ""
     remedies = f"; try {', '.join(admission.remedies)}" if admission.remedies else ""
     return f"{admission.words}; {plan.per_token:,.0f} bytes per token{decoded}{remedies}"
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 from dsv41chat.engine.device import Machine
 from dsv41chat.engine.draft.load import load_draft_model
 from dsv41chat.engine.errors import DoesNotFit
+from dsv41chat.engine.kernels.routes import STOCK, copied_bytes
 from dsv41chat.engine.lane import PoolSpec, RingSpec
 from dsv41chat.engine.pack.build import Pack, arrays_of, outline_trunk, weight_source
 
@@ -26,7 +27,8 @@ _MIB = 1 << 20
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes a build needs. weights, drafter: in memory, as loaded. tables: Engram tables kept in memory. fixed: state of any context;
-    per_token: state per token of context. decoded: how much larger than on disk the weights are because they are decoded."""
+    per_token: state per token of context. decoded: how much larger than on disk the weights are because they are decoded.
+    copies: of packed matrices, as floats, that a route keeps beside them."""
 
     weights: int
     drafter: int
@@ -34,10 +36,11 @@ class MemoryPlan:
     fixed: int
     per_token: float
     decoded: int
+    copies: int = 0
 
     @property
     def resident(self) -> int:
-        return self.weights + self.drafter + self.tables
+        return self.weights + self.drafter + self.tables + self.copies
 
     @property
     def scratch(self) -> int:
@@ -69,8 +72,10 @@ class Admission:
             raise DoesNotFit(f"{name} does not fit: {self.words}", hint="; ".join(self.remedies))
 
 
-def plan_memory(pack: Pack, *, dtype: mx.Dtype | None = None, packed: bool | None = None, tables_resident: bool = False) -> MemoryPlan:
-    """From headers and plan alone: the modules are laid out without values, and their arrays are counted."""
+def plan_memory(
+    pack: Pack, *, dtype: mx.Dtype | None = None, packed: bool | None = None, tables_resident: bool = False, routes: str = STOCK
+) -> MemoryPlan:
+    """From headers and plan alone: the modules are laid out without values, and their arrays are counted. routes: as they will be asked for."""
     trunk = outline_trunk(pack, dtype=dtype, packed=packed)
     weights, drafter = _size(trunk), 0
     if pack.found.plan is not None:
@@ -85,7 +90,8 @@ def plan_memory(pack: Pack, *, dtype: mx.Dtype | None = None, packed: bool | Non
             per_token += row / spec.ratio
         elif isinstance(spec, RingSpec):
             fixed += spec.rows * row
-    return MemoryPlan(weights, drafter, pack.table_bytes if tables_resident else 0, fixed, per_token, max(0, weights - pack.weight_bytes))
+    tables = pack.table_bytes if tables_resident else 0
+    return MemoryPlan(weights, drafter, tables, fixed, per_token, max(0, weights - pack.weight_bytes), copied_bytes(trunk, routes))
 
 
 def _size(module: object) -> int:
@@ -138,6 +144,7 @@ def _words(plan: MemoryPlan, machine: Machine, context: int, margin: int) -> str
     parts = [f"in use now {_gb(machine.total - machine.available)}", f"weights {_gb(plan.weights)}"]
     parts += [f"drafter {_gb(plan.drafter)}"] if plan.drafter else []
     parts += [f"tables {_gb(plan.tables)}"] if plan.tables else []
+    parts += [f"decoded copies {_gb(plan.copies)}"] if plan.copies else []
     parts += [f"{context:,} tokens {_gb(state)}", f"margin {_gb(margin)}"]
     projected = _projected(plan, machine, context, margin)
     device = plan.resident + state + plan.scratch
@@ -149,6 +156,7 @@ def _words(plan: MemoryPlan, machine: Machine, context: int, margin: int) -> str
 def _remedies(plan: MemoryPlan, machine: Machine, largest: int) -> tuple[str, ...]:
     out = [f"--context {largest}"] if largest else []
     out += ["--engram stream"] if plan.tables else []
+    out += ["engine.routes = stock"] if plan.copies else []
     out += ["a smaller build"]
     return tuple(out)
 

@@ -51,14 +51,15 @@ class PackInfo:
 
 
 def probe_pack(
-    folder: str | Path, *, context: int | None = None, tables_resident: bool = False, margin: int | None = None, machine: Machine | None = None
-) -> PackInfo:
+    folder: str | Path, *, context: int | None = None, tables_resident: bool = False, margin: int | None = None, machine: Machine | None = None,
+    routes: str = "auto",
+) -> PackInfo:  # fmt: skip
     """Read a build's config and headers, run the strict gate and see what fits. Raises PackError; reads no weights.
 
-    context, tables_resident, margin: as it would be opened. machine: instead of this one.
+    context, tables_resident, margin, routes: as it would be opened. machine: instead of this one.
     """
     pack = open_pack(folder)
-    plan = plan_memory(pack, tables_resident=tables_resident)
+    plan = plan_memory(pack, tables_resident=tables_resident, routes=routes)
     admission = admit(plan, machine or read_machine(), pack.config.max_position_embeddings, context, margin)
     total = sum(path.stat().st_size for path in pack.index.files)
     tokenizer = (pack.folder / "tokenizer.json").is_file()
@@ -186,7 +187,7 @@ def open_engine(
     if context is not None and not 0 < context <= limit:
         raise PackUnsupported(f"a context of {context:,} tokens was asked for; {pack.folder.name} holds 1 to {limit:,}", f"--context {limit}")
     resident = engram is not None and engram.mode == "resident"
-    plan = plan_memory(pack, dtype=getattr(mx, dtype) if dtype else None, tables_resident=resident)
+    plan = plan_memory(pack, dtype=getattr(mx, dtype) if dtype else None, tables_resident=resident, routes=routes)
     admission = admit(plan, machine or read_machine(), limit, context, margin)
     if not force:
         admission.demand(pack.folder.resolve().name)

@@ -8,6 +8,7 @@ no query reaches before it is rewritten.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -51,16 +52,18 @@ class LaneMark:
     serial: int
     n: int
     ids: tuple[int, ...]
-    rings: dict[str, mx.array]
+    rings: dict[str, Any]
 
 
 class Lane:
-    """ids: the committed token ids, plus those of an open trial beyond `n`. high: the highest position ever written (ruling 1 of
+    """host: buffers are numpy arrays that are written in place, else MLX arrays.
+
+    ids: the committed token ids, plus those of an open trial beyond `n`. high: the highest position ever written (ruling 1 of
     the specification): rows before `high - roll` may be overwritten, so a trim below that is refused."""
 
-    def __init__(self, specs: tuple[RingSpec | PoolSpec, ...], roll: int):
+    def __init__(self, specs: tuple[RingSpec | PoolSpec, ...], roll: int, host: bool = False):
         self.specs = {s.name: s for s in specs}
-        self.roll = roll
+        self.roll, self.host = roll, host
         self._serial = 0
         self.reset()
 
@@ -69,31 +72,47 @@ class Lane:
         self.ids: list[int] = []
         self.n = self.high = 0
         self._marks: dict[int, int] = {}  # serial -> n of the marks that can be returned to
-        self.buffers = {
-            s.name: mx.zeros((s.rows if isinstance(s, RingSpec) else s.block, *s.tail), dtype=s.dtype) for s in self.specs.values()
+        self.buffers: dict[str, Any] = {
+            s.name: self._zeros((s.rows if isinstance(s, RingSpec) else s.block, *s.tail), s.dtype) for s in self.specs.values()
         }
 
-    def arrays(self) -> list[mx.array]:
-        return list(self.buffers.values())
+    def _zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> Any:
+        # A host lane is only made for float32, the one dtype that its route computes in.
+        return np.zeros(shape, np.float32) if self.host else mx.zeros(shape, dtype=dtype)
 
-    def write(self, name: str, slots: mx.array, rows: mx.array) -> None:
+    def arrays(self) -> list[mx.array]:
+        """What has to be evaluated with a forward."""
+        return [] if self.host else list(self.buffers.values())
+
+    def rows(self, name: str, index: Any) -> mx.array:
+        """Rows of a buffer, by slice or slots; of a host lane a copy."""
+        return mx.array(self.buffers[name][np.asarray(index) if not isinstance(index, slice) else index]) if self.host else (
+            self.buffers[name][index if isinstance(index, slice) else mx.array(index)]
+        )
+
+    def write(self, name: str, slots: Any, rows: Any) -> None:
         """Put rows [k, ...] at ring slots [k]; slots are distinct."""
         self.buffers[name][slots] = rows
 
-    def append(self, name: str, first: int, rows: mx.array) -> None:
+    def append(self, name: str, first: int, rows: Any) -> None:
         """Put rows at pool rows first, first + 1, ... and grow the buffer when they do not fit."""
         buf, last, block = self.buffers[name], first + rows.shape[0], self.specs[name].block
         if last > buf.shape[0]:
             more = -(-(last - buf.shape[0]) // block) * block
-            buf = self.buffers[name] = mx.concatenate([buf, mx.zeros((more, *buf.shape[1:]), dtype=buf.dtype)])
+            parts = [buf, self._zeros((more, *buf.shape[1:]), self.specs[name].dtype)]
+            buf = self.buffers[name] = np.concatenate(parts) if self.host else mx.concatenate(parts)
         buf[first:last] = rows
 
-    def hold_rings(self) -> dict[str, mx.array]:
-        """The rings as they are now, for `restore_rings`. Holding them makes the next write copy each ring once."""
-        return {name: self.buffers[name][:] for name, s in self.specs.items() if isinstance(s, RingSpec)}
+    def hold_rings(self) -> dict[str, Any]:
+        """The rings as they are now, for `restore_rings`. Holding those of MLX makes the next write copy each ring once."""
+        return {name: self._copy(self.buffers[name]) for name, s in self.specs.items() if isinstance(s, RingSpec)}
 
-    def restore_rings(self, held: dict[str, mx.array]) -> None:
-        self.buffers.update(held)
+    def restore_rings(self, held: dict[str, Any]) -> None:
+        """May be called again with the same rings."""
+        self.buffers.update({name: self._copy(ring) for name, ring in held.items()} if self.host else held)
+
+    def _copy(self, buffer: Any) -> Any:
+        return buffer.copy() if self.host else buffer[:]
 
     def mark(self) -> LaneMark:
         """Position n, to come back to with `rewind` however far the lane goes on. Pools are not copied: rows below n stay as they are."""
@@ -144,7 +163,7 @@ class Lane:
         for name, spec in self.specs.items():
             rows = self.saved_rows(spec)
             if len(rows):
-                out[name] = self.buffers[name][mx.array(rows)]
+                out[name] = self.rows(name, rows)
         mx.eval([v for v in out.values() if isinstance(v, mx.array)])
         return out
 
@@ -162,8 +181,9 @@ class Lane:
                 raise SnapshotMismatch(f"stored state: {name} is {found}, this pack needs {(len(rows), *spec.tail)} {spec.dtype}")
             if not len(rows):
                 continue
+            saved = np.asarray(saved) if self.host else saved
             if isinstance(spec, RingSpec):
-                self.write(name, mx.array(rows), saved)
+                self.write(name, rows if self.host else mx.array(rows), saved)
             else:
                 self.append(name, 0, saved)
         self.ids, self.high = ids, self.n + self.roll

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from dsv41chat.engine.kernels.routes import STOCK, row_bytes, rows_of
 from dsv41chat.engine.kernels.sites import Routed, Site, sites
 
 DRAWS = 3
@@ -35,10 +36,9 @@ class Tokenwise:
         n = args[0].shape[0]
         if n not in self.rows:
             return self.inner(*args)
-        parts = [self.inner(*(a if k in self.shared else _rows(a, i, i + 1) for k, a in enumerate(args))) for i in range(n)]
-        if isinstance(parts[0], tuple):
-            return tuple(mx.concatenate(column) for column in zip(*parts))
-        return mx.concatenate(parts)
+        parts = [self.inner(*(a if k in self.shared else rows_of(a, i, i + 1) for k, a in enumerate(args))) for i in range(n)]
+        join = lambda column: np.concatenate(column) if isinstance(column[0], np.ndarray) else mx.concatenate(column)
+        return tuple(join(list(column)) for column in zip(*parts)) if isinstance(parts[0], tuple) else join(parts)
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":
@@ -61,7 +61,8 @@ def places(module: Any, trunk: Any = None) -> Iterator[Site]:
     """The sites of a trunk whose rows are probed: matrices, coefficients, cores, and everything that a route has taken over."""
     for site in sites(module, trunk or module):
         value = site.value
-        if site.op in ("matrix", "mix", "head_mix", "core", "scores") or isinstance(_inner(value), Routed):
+        taken = isinstance(_inner(value), Routed) and _inner(value).route != STOCK and site.op != "pool"
+        if taken or site.op in ("matrix", "mix", "head_mix", "core", "scores"):
             yield site
 
 
@@ -105,7 +106,7 @@ def _inner(value: Any) -> Any:
 
 def _key(site: Site) -> str:
     value = _inner(site.value)
-    return f"{site.key} by {value.route}" if isinstance(value, Routed) else site.key
+    return f"{site.key} by {value.route}" if isinstance(value, Routed) and value.route != STOCK else site.key
 
 
 def _differing(site: Site, largest: int) -> list[int]:
@@ -113,23 +114,9 @@ def _differing(site: Site, largest: int) -> list[int]:
     rng, value, bad = np.random.default_rng(list(_key(site).encode())), _inner(site.value), set()
     for _ in range(DRAWS):
         args = site.inputs(largest, rng)
-        part = lambda a, b, args=args: value(*(v if k in site.shared else _rows(v, a, b) for k, v in enumerate(args)))
-        single = [_bits(part(i, i + 1)) for i in range(largest)]
+        part = lambda a, b, args=args: value(*(v if k in site.shared else rows_of(v, a, b) for k, v in enumerate(args)))
+        single = [row_bytes(part(i, i + 1)) for i in range(largest)]
         for m in range(2, largest + 1):
-            if m not in bad and _bits(part(0, m), m) != [row for i in range(m) for row in single[i]]:
+            if m not in bad and row_bytes(part(0, m), m) != [row for i in range(m) for row in single[i]]:
                 bad.add(m)
     return sorted(bad)
-
-
-def _rows(value: Any, a: int, b: int) -> Any:
-    """Rows [a, b) of an argument; of each array of a tuple."""
-    if isinstance(value, tuple):
-        return tuple(_rows(v, a, b) for v in value)
-    return value[a:b] if isinstance(value, mx.array) else value
-
-
-def _bits(result: Any, rows: int = 1) -> list[bytes]:
-    """The bytes of every row of a result, which is an array or a tuple of arrays."""
-    arrays = [a.astype(mx.float32) for a in (result if isinstance(result, tuple) else (result,))]
-    mx.eval(arrays)
-    return [b"".join(np.array(a[i]).tobytes() for a in arrays) for i in range(rows)]

@@ -8,7 +8,6 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.ops import rope
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows import Rows
 
@@ -40,19 +39,19 @@ class GroupBlock:
 class RowsV4(Rows):
     """n rows at absolute positions start, start + 1, ..."""
 
-    def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict):
-        super().__init__(ids, start, window, ring, frequencies, None)
+    def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict, host: bool = False):
+        super().__init__(ids, start, window, ring, frequencies, None, host)
         self._groups: dict[tuple[int, bool, int], list[GroupBlock]] = {}
         self._entry_tables: dict[tuple, tuple[mx.array, mx.array]] = {}
 
     @cached_property
     def tokens(self) -> mx.array:
         """int32 [n]: the token ids, for routers that look them up."""
-        return mx.array(self.ids.astype(np.int32))
+        return self.array(self.ids.astype(np.int32))
 
     @cached_property
     def position_ids(self) -> mx.array:
-        return mx.array(self.positions.astype(np.int32))
+        return self.array(self.positions.astype(np.int32))
 
     def group_blocks(self, layer: LayerPlan, capacity: int) -> list[GroupBlock]:
         """Blocks of at most ring - W rows for a raw ring of `capacity` slots, which then still holds every open group."""
@@ -62,7 +61,7 @@ class RowsV4(Rows):
         return self._groups[key]
 
     def _group_block(self, layer: LayerPlan, capacity: int, part: slice) -> GroupBlock:
-        slots = lambda positions: mx.array((positions % capacity).astype(np.int32))
+        slots = lambda positions: self.array((positions % capacity).astype(np.int32))
         first, last = (self.start + part.start) // layer.ratio, (self.start + part.stop) // layer.ratio
         read = None
         if last > first:
@@ -79,7 +78,7 @@ class RowsV4(Rows):
         """Rope table of entries [first, last) of a layer."""
         key = layer.rope, layer.ratio, first, last
         if key not in self._entry_tables:
-            self._entry_tables[key] = rope.rope_table(self.frequencies[layer.rope], self.entry_positions(first, last - first, layer.ratio))
+            self._entry_tables[key] = self.table(layer.rope, self.entry_positions(first, last - first, layer.ratio))
         return self._entry_tables[key]
 
     def tiles(self, part: slice, ratio: int, most: int | None, channels: int) -> list[tuple[slice, int]]:

@@ -52,7 +52,7 @@ def growing(lane: Lane, first: int, last: int) -> dict[str, Tensor]:
     out = {}
     for name, spec in lane.specs.items():
         if isinstance(spec, PoolSpec) and last // spec.ratio > first // spec.ratio:
-            out[name] = to_bytes(lane.buffers[name][first // spec.ratio : last // spec.ratio])
+            out[name] = to_bytes(lane.rows(name, slice(first // spec.ratio, last // spec.ratio)))
     return out
 
 
@@ -62,7 +62,7 @@ def fixed(session: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
     out = {}
     for name, spec in lane.specs.items():
         if not isinstance(spec, PoolSpec) and len(rows := lane.saved_rows(spec)):
-            out[name] = to_bytes(lane.buffers[name][mx.array(rows)])
+            out[name] = to_bytes(lane.rows(name, rows))
     history = _history(engine, lane.ids[: lane.n])
     if history is not None:
         out[HISTORY] = ("I32", history.shape, history.tobytes())

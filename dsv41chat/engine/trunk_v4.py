@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -39,6 +40,7 @@ class LayerV4:
     attention: AttentionV4
     moe: MoEV4
     eps: float
+    lagged: ClassVar[bool] = False
 
     @classmethod
     def load(cls, c: V4Config, source: WeightSource, plan: LayerPlan, qat_sim: bool) -> LayerV4:
@@ -56,10 +58,10 @@ class LayerV4:
 
     def into_attention(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
         """`Streams` -> (h, x, pre, post, comb). Collapses with its own `pre`."""
-        return enter(self.attn_mix, self.attn_norm, self.eps, False, streams)
+        return enter(self.attn_mix, self.attn_norm, self.eps, self.lagged, streams)
 
     def into_experts(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
-        return enter(self.ffn_mix, self.ffn_norm, self.eps, False, streams)
+        return enter(self.ffn_mix, self.ffn_norm, self.eps, self.lagged, streams)
 
 
 @dataclass
@@ -102,7 +104,7 @@ class TrunkV4:
         return tuple(specs)
 
     def new_lane(self) -> Lane:
-        return Lane(self.lane_specs(), self.config.roll_rows)
+        return Lane(self.lane_specs(), self.config.roll_rows, self.routes.host)
 
     def prefetch(self, known: list[int], position: int, ids: Sequence[int]) -> None:
         """Nothing: this family reads no tables."""
@@ -116,20 +118,33 @@ class TrunkV4:
         Builds the graph; `Target.rows` evaluates it.
         """
         c, ids = self.config, np.asarray(ids, np.int64)
-        rows = RowsV4(ids, start, c.sliding_window, c.ring_rows, self.frequencies)
-        h = mx.repeat(self.embed[rows.tokens][:, None], c.hc_mult, axis=1)
+        rows = RowsV4(ids, start, c.sliding_window, c.ring_rows, self.frequencies, self.routes.host)
+        h = self.begin(rows.tokens)
         taps, streams = [], (h, None, None, None, None)
         for layer in self.layers:
             streams = self._layer(layer, lane, rows, streams)
             if want_taps and layer.plan.index in self.tap_layers:
-                h = settle(streams)
-                taps.append(mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype))
+                h = self.settle(*streams)
+                taps.append(self.tap(h))
                 streams = h, None, None, None, None
-        h = settle(streams)
+        h = self.settle(*streams)
         if want_taps and not self.tap_layers:
             taps.append(h.reshape(len(ids), -1))
         logits = self.logits(h[logits_from:]) if logits_from is not None else None
-        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, h, None)
+        found = logits, rows.concatenate(taps, -1) if taps else None, h
+        return Trial(start, len(ids), *(mx.array(a) if isinstance(a, np.ndarray) else a for a in found), None)
+
+    def begin(self, ids: mx.array) -> mx.array:
+        """ids [n] -> the streams [n, S, D] that enter the first layer, all alike."""
+        return mx.repeat(self.embed[ids][:, None], self.config.hc_mult, axis=1)
+
+    def settle(self, *streams: mx.array | None) -> mx.array:
+        """`Streams` with nothing pending: h."""
+        return settle(streams)
+
+    def tap(self, h: mx.array) -> mx.array:
+        """The mean over the streams, [n, D]."""
+        return mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype)
 
     def _layer(self, layer: LayerV4, lane: Lane, rows: RowsV4, streams: Streams) -> Streams:
         """Each half collapses the streams that enter it with its own `pre`, and spreads its output over the same streams."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,7 @@ from dsv41chat.engine.config import V41Config
 from dsv41chat.engine.engram.fetch import Ticket
 from dsv41chat.engine.engram.hashing import NgramHasher
 from dsv41chat.engine.engram.reader import EngramReader
-from dsv41chat.engine.engram.values import take_values
+from dsv41chat.engine.engram.values import take_host_values, take_values
 from dsv41chat.engine.kernels.routes import KernelRoutes
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention import Attention
@@ -47,6 +48,7 @@ class Layer:
     attention: Attention
     moe: MoE
     eps: float
+    lagged: ClassVar[bool] = True
 
     @classmethod
     def load(cls, c: V41Config, source: WeightSource, plan: LayerPlan, cache_quant: bool) -> Layer:
@@ -65,10 +67,10 @@ class Layer:
 
     def into_attention(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
         """`Streams` -> (h, x, pre, post, comb). Collapses with the `pre` of the sublayer before."""
-        return enter(self.attn_mix, self.attn_norm, self.eps, True, streams)
+        return enter(self.attn_mix, self.attn_norm, self.eps, self.lagged, streams)
 
     def into_experts(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
-        return enter(self.ffn_mix, self.ffn_norm, self.eps, True, streams)
+        return enter(self.ffn_mix, self.ffn_norm, self.eps, self.lagged, streams)
 
 
 @dataclass
@@ -109,7 +111,7 @@ class TrunkV41:
         return tuple(specs)
 
     def new_lane(self) -> Lane:
-        return Lane(self.lane_specs(), self.config.roll_rows)
+        return Lane(self.lane_specs(), self.config.roll_rows, self.routes.host)
 
     def prefetch(self, known: list[int], position: int, ids: Sequence[int]) -> None:
         """Start bringing in the table rows of `ids`, which a later forward will have at `position`, after known[:position]."""
@@ -129,7 +131,7 @@ class TrunkV41:
         running while the drive works. Raises EngramReadError.
         """
         c, ids = self.config, np.asarray(ids, np.int64)
-        rows = Rows(ids, start, c.sliding_window, c.ring_rows, self.frequencies, c.image_token_id)
+        rows = Rows(ids, start, c.sliding_window, c.ring_rows, self.frequencies, c.image_token_id, self.routes.host)
         ticket = None
         if self.hasher is not None:
             ticket = self.tables.stage(self._addresses(lane.ids, start, ids))
@@ -141,26 +143,40 @@ class TrunkV41:
                 ticket.cancel()
 
     def _run(self, lane: Lane, rows: Rows, ids: np.ndarray, ticket: Ticket | None, logits_from: int | None, want_taps: bool) -> Trial:
-        c = self.config
-        h = mx.repeat(self.embed[mx.array(ids)][:, None], c.hc_mult, axis=1)
-        pre = mx.broadcast_to(mx.array([1.0] + [0.0] * (c.hc_mult - 1)), h.shape[:2])
+        h, pre = self.begin(rows.array(ids))
         taps, streams = [], (h, pre, None, None, None)
         for layer in self.layers:
             tapped = want_taps and layer.plan.index in self.tap_layers
             if tapped or layer.engram is not None:
-                h, pre = settle(streams), streams[1]
+                h, pre = self.settle(*streams), streams[1]
                 if layer.engram is not None and ticket is not None:
                     slot = layer.plan.engram_slot
-                    if not ticket.ready(slot):
+                    if not rows.host and not ticket.ready(slot):
                         mx.async_eval(h, pre)
-                    h = layer.engram(h, take_values(ticket, slot).astype(self.dtype), rows.image)
+                    found = take_host_values(ticket, slot) if rows.host else take_values(ticket, slot).astype(self.dtype)
+                    h = layer.engram(h, found, rows.image)
                 if tapped:
-                    taps.append(mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype))
+                    taps.append(self.tap(h))
                 streams = h, pre, None, None, None
             streams = self._layer(layer, lane, rows, streams)
-        h, pre = settle(streams), streams[1]
+        h, pre = self.settle(*streams), streams[1]
         logits = self.logits(h[logits_from:], pre[logits_from:]) if logits_from is not None else None
-        return Trial(rows.start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, h, pre)
+        found = logits, rows.concatenate(taps, -1) if taps else None, h, pre
+        return Trial(rows.start, len(ids), *(mx.array(a) if isinstance(a, np.ndarray) else a for a in found))
+
+    def begin(self, ids: mx.array) -> tuple[mx.array, mx.array]:
+        """ids [n] -> the streams [n, S, D] that enter the first layer, all alike, and the coefficients that take the first of them."""
+        streams = self.config.hc_mult
+        h = mx.repeat(self.embed[ids][:, None], streams, axis=1)
+        return h, mx.broadcast_to(mx.array([1.0] + [0.0] * (streams - 1)), h.shape[:2])
+
+    def settle(self, *streams: mx.array | None) -> mx.array:
+        """`Streams` with nothing pending: h."""
+        return settle(streams)
+
+    def tap(self, h: mx.array) -> mx.array:
+        """The mean over the streams, [n, D]."""
+        return mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype)
 
     def _layer(self, layer: Layer, lane: Lane, rows: Rows, streams: Streams) -> Streams:
         """Staggered: each half collapses with the `pre` of the half before it, and spreads with its own `post` and `comb`."""

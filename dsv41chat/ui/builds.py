@@ -145,7 +145,8 @@ class Builds:
 
         context = self.settings.engine.context
         resident = table_settings(self.settings).mode == "resident"
-        return probe_pack(folder, context=None if context == "auto" else context, tables_resident=resident, margin=self._margin())
+        routes = self.settings.engine.routes
+        return probe_pack(folder, context=None if context == "auto" else context, tables_resident=resident, margin=self._margin(), routes=routes)
 
     def load_tokenizer(self, ref: BuildRef) -> ChatTokenizer:
         """Read a build's tokenizer without its weights. Raises PackError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
@@ -35,7 +36,7 @@ class Stage:
         """prefix: such as `mtp.0`. experts, picks: of this drafter, which differ from the trunk's in V4.1."""
         if c.family == "v4":
             moe = MoEV4.load(c, source, f"{prefix}.ffn", experts)
-            rounding = (lambda kv: fakequant.v4_fp8(kv, c.qk_rope_head_dim)) if rounded else None
+            rounding = partial(fakequant.v4_fp8, rope_dims=c.qk_rope_head_dim) if rounded else None
         else:
             moe = MoE.load(c, source, f"{prefix}.ffn", experts, picks, image_bias=False)
             rounding = fakequant.fp8_ue8m0 if rounded else None

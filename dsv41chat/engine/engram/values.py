@@ -18,6 +18,21 @@ def take_values(ticket: Ticket, slot: int) -> mx.array:
     return values
 
 
+def take_host_values(ticket: Ticket, slot: int) -> np.ndarray:
+    """The same values as float32 in numpy, for a trunk that computes there."""
+    rows = ticket.rows(slot)
+    if rows.format.kind == "fp8" and rows.weight.size:
+        _refuse_nan_fp8(rows)
+        values = _fp8_floats()[rows.weight.reshape(*rows.scale.shape, rows.format.group) | (rows.scale.astype(np.uint32) << 8)[..., None]]
+        values = values.reshape(-1, rows.format.dim)
+        values = values if rows.inverse is None else values[rows.inverse]
+        values = values.reshape(*rows.shape[:-1], rows.shape[-1] * rows.format.dim)
+    else:
+        values = np.array(decode_rows(rows).astype(mx.float32))
+    ticket.release(slot)
+    return values
+
+
 def decode_rows(rows: PackedRows) -> mx.array:
     """Values of packed rows: bfloat16 [..., columns * dim] for ids of shape [..., columns].
 
@@ -33,12 +48,16 @@ def decode_rows(rows: PackedRows) -> mx.array:
 def _decode_fp8(rows: PackedRows) -> mx.array:
     if not rows.weight.size:
         return mx.zeros((0, rows.format.dim), mx.bfloat16)
-    if (rows.weight & 0x7F).max() == 0x7F or rows.scale.max() == 0xFF:
-        raise _nan_error(rows, ((rows.weight & 0x7F) == 0x7F).any(1) | (rows.scale == 0xFF).any(1))
+    _refuse_nan_fp8(rows)
     # A table of all code and scale pairs instead of arithmetic: subnormal products survive on devices that flush them.
     scale = mx.array(rows.scale).astype(mx.uint32) << 8
     code = mx.array(rows.weight).astype(mx.uint32).reshape(*rows.scale.shape, rows.format.group)
     return mx.take(_fp8_values(), code | scale[..., None]).reshape(-1, rows.format.dim)
+
+
+def _refuse_nan_fp8(rows: PackedRows) -> None:
+    if (rows.weight & 0x7F).max() == 0x7F or rows.scale.max() == 0xFF:
+        raise _nan_error(rows, ((rows.weight & 0x7F) == 0x7F).any(1) | (rows.scale == 0xFF).any(1))
 
 
 def _decode_affine(rows: PackedRows) -> mx.array:
@@ -71,6 +90,12 @@ def _nan_error(rows: PackedRows, bad: np.ndarray) -> EngramReadError:
 def _fp8_values() -> mx.array:
     """bfloat16 [65536]: the value of (scale byte << 8 | e4m3 byte), e4m3 * 2^(scale - 127) rounded to nearest even."""
     return mx.array(fp8_value_bits()).view(mx.bfloat16)
+
+
+@functools.cache
+def _fp8_floats() -> np.ndarray:
+    """float32 [65536]: the same values."""
+    return (fp8_value_bits().astype(np.uint32) << 16).view(np.float32)
 
 
 def fp8_value_bits() -> np.ndarray:

@@ -20,11 +20,13 @@ import numpy as np
 
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.errors import RouteUnavailable
-from dsv41chat.engine.kernels.sites import Routed, Site, sites
+from dsv41chat.engine.kernels.sites import INNER, Routed, Site, sites
 
 _log = logging.getLogger(__name__)
 STOCK = "stock"
 CHECK_ROWS = (1, 5)
+# A call of the last number of rows is compared with calls of its first rows, to learn whether a row's bits depend on its call.
+ALIKE_ROWS = (1, 2, 5, 8, 33)
 
 
 class Declined(Exception):
@@ -40,8 +42,12 @@ class Route:
     devices: kinds of device it is for. tolerance: by op, the largest relative L2 distance of any float result; 0 asks for the same
     bits. Whole numbers and booleans must be equal. missing: what this machine lacks, None if nothing. rows_alike: whether a row's
     bits are the same in calls of any width, as the stock operations of the CPU have it. identity: what else its bits depend on.
-    auto: whether `auto` considers it. reference: what it is compared with; the stock operation as it is, or in float32.
-    check_rows: of the calls that are compared.
+    auto_on: devices where `auto` considers it, None for all of its own. reference: what it is compared with; the stock operation as it
+    is, or in float32. check_rows: of the calls that are compared. suits: why it is not for a trunk, None if it is. copies: bytes of the
+    copies of weights that it keeps beside those of a trunk.
+
+    host: its builders return numpy arrays and take either kind. Then nothing but numpy arrays passes between the operations of a trunk,
+    its lanes are numpy's, and operations that stay stock are called through copies. Inside operations and in drafters MLX arrays stay.
     """
 
     name: str
@@ -51,14 +57,26 @@ class Route:
     rows_alike: bool
     missing: Callable[[], str | None] = lambda: None
     identity: Callable[[], str] = lambda: ""
-    auto: bool = True
+    auto_on: frozenset[str] | None = None
     reference: Callable[[Site], Callable] = lambda site: site.stock
     check_rows: tuple[int, ...] = CHECK_ROWS
+    suits: Callable[[Any], str | None] = lambda trunk: None
+    host: bool = False
+    copies: Callable[[Any], int] = lambda trunk: 0
+
+    def takes(self, wanted: str, device: str) -> bool:
+        """Whether it is a candidate where `wanted` is asked for."""
+        if wanted == "auto":
+            return device in (self.devices if self.auto_on is None else self.auto_on)
+        return wanted == self.name and device in self.devices
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What computes the sites of one key. error: the worst relative distance to stock. reason: why another route is not here."""
+    """What computes the sites of one key. error: the worst relative distance to stock. reason: why another route is not here.
+
+    alike: whether a row had the same bits in calls of several widths.
+    """
 
     op: str
     key: str
@@ -66,6 +84,7 @@ class Choice:
     count: int
     error: float | None = None
     reason: str | None = None
+    alike: bool = True
 
 
 @dataclass
@@ -77,6 +96,7 @@ class KernelRoutes:
     choices: list[Choice] = field(default_factory=list)
     rows_alike: bool = True
     identity: str = STOCK
+    host: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,12 +113,13 @@ class KernelRoutes:
         """Lines for `doctor` and `models info`."""
         names = ", ".join(self.names) or STOCK
         asked = f" (engine.routes = {self.wanted})"
-        alike = "rows do not depend on their call" if self.rows_alike else "prompt rows and decode rows differ in low bits"
+        alike = "a row's bits do not depend on its call" if self.rows_alike else "prompt rows and decode rows differ in low bits"
         lines = [f"{names}{asked}: {alike}"]
         for op, route in self.by_op().items():
             mine = [c for c in self.choices if c.op == op]
             errors = [c.error for c in mine if c.error is not None]
             text = f"{op}: {route}" + (f", within {max(errors):.1e} of stock" if errors else "")
+            text += "" if all(c.alike for c in mine) else ", rows depend on their call"
             reasons = {c.reason for c in mine if c.reason}
             lines.append(text + (f"; {'; '.join(sorted(reasons))}" if reasons else ""))
         return lines
@@ -112,8 +133,10 @@ class KernelRoutes:
 def known_routes() -> tuple[Route, ...]:
     """All routes, the preferred one first. Each lives in its own module."""
     from dsv41chat.engine.kernels import cuda, metal
+    from dsv41chat.engine.kernels.blas import ROUTE as blas
+    from dsv41chat.engine.kernels.compiled import ROUTE as compiled
 
-    return metal.metal_route(), cuda.cuda_route()
+    return blas, metal.metal_route(), cuda.cuda_route(), compiled
 
 
 def names() -> tuple[str, ...]:
@@ -129,9 +152,16 @@ def preview(wanted: str = "auto", device: str | None = None) -> list[str]:
     found = known_routes() if wanted == "auto" else (_demanded(wanted, known_routes(), device),)
     lines = []
     for route in found:
-        if device in route.devices and (route.auto or wanted != "auto"):
+        if route.takes(wanted, device):
             lines.append(f"{route.name}: {route.missing() or 'for ' + ', '.join(sorted(route.builders))}")
     return lines or [f"stock: there is no other route for {device}"]
+
+
+def copied_bytes(trunk: Any, wanted: str, device: str | None = None) -> int:
+    """Bytes that the routes of a trunk will keep beside its weights; the trunk may be an outline without values."""
+    device = device or device_kind()
+    found = [r for r in known_routes() if r.takes(wanted, device)]
+    return sum(r.copies(trunk) for r in found if not (r.missing() or r.suits(trunk)))
 
 
 def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Route, ...] | None = None, device: str | None = None) -> KernelRoutes:
@@ -141,18 +171,19 @@ def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Rout
     """
     device = device or device_kind()
     routes = known_routes() if routes is None else routes
-    candidates = [] if wanted == STOCK else [r for r in routes if r.auto and device in r.devices]
+    candidates = [] if wanted == STOCK else [r for r in routes if r.takes("auto", device)]
     if wanted not in ("auto", STOCK):
         candidates = [_demanded(wanted, routes, device)]
-    reasons = {r.name: r.missing() for r in candidates}
+    reasons = {r.name: r.missing() or r.suits(trunk) for r in candidates}
     strict = wanted not in ("auto", STOCK)
     if strict and reasons[wanted]:
         raise RouteUnavailable(f"the route {wanted} cannot be used: {reasons[wanted]}", "engine.routes = auto takes what works here")
-    verdicts: dict[tuple[str, str], tuple[Route | None, float | None, str | None]] = {}
+    verdicts: dict[tuple[str, str], tuple[Route | None, float | None, str | None, bool]] = {}
     counts: dict[tuple[str, str], int] = {}
     placed: list[Site] = []
+    found = list(sites(module, trunk))
     try:
-        for site in list(sites(module, trunk)):
+        for site in found:
             if not any(site.op in r.builders for r in candidates):
                 continue
             key = site.op, site.key
@@ -162,13 +193,21 @@ def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Rout
             route = verdicts[key][0]
             if route is not None:
                 placed.append(site)
-                setattr(site.owner, site.field, Routed(route.name, route.builders[site.op](site), site.stock))
+                built = route.builders[site.op](site)
+                inside = module is not trunk or site.op in INNER
+                inner = _bridge(built, to_mlx, lambda a: a) if route.host and inside else built
+                setattr(site.owner, site.field, Routed(route.name, inner, site.stock))
+        host = module is trunk and any(route is not None and route.host for route, *_ in verdicts.values())
+        for site in found if host else ():
+            if not isinstance(site.value, Routed) and site.op not in INNER:
+                placed.append(site)
+                setattr(site.owner, site.field, Routed(STOCK, _bridge(site.stock, to_host, to_mlx), site.stock))
     except BaseException:
         remove(placed)
         raise
-    choices = [Choice(op, key, r.name if r else STOCK, counts[op, key], error, why) for (op, key), (r, error, why) in verdicts.items()]
+    choices = [Choice(*key, r.name if r else STOCK, counts[key], error, why, alike) for key, (r, error, why, alike) in verdicts.items()]
     used = [r for r in candidates if any(c.route == r.name for c in choices)]
-    return KernelRoutes(wanted, device, choices, all(r.rows_alike for r in used), _identity(choices, used))
+    return KernelRoutes(wanted, device, choices, all(r.rows_alike for r in used) and all(c.alike for c in choices), _identity(choices, used), host)
 
 
 def extend(chosen: KernelRoutes, module: Any, trunk: Any) -> None:
@@ -176,6 +215,18 @@ def extend(chosen: KernelRoutes, module: Any, trunk: Any) -> None:
     more = install(module, trunk, chosen.wanted, device=chosen.device)
     chosen.choices += more.choices
     chosen.rows_alike &= more.rows_alike
+
+
+def to_mlx(value: Any) -> Any:
+    return mx.array(value) if isinstance(value, np.ndarray) else tuple(map(to_mlx, value)) if isinstance(value, tuple) else value
+
+
+def to_host(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, mx.array) else tuple(map(to_host, value)) if isinstance(value, tuple) else value
+
+
+def _bridge(call: Callable, after: Callable, before: Callable) -> Callable:
+    return lambda *args: after(call(*map(before, args)))
 
 
 def remove(placed: list[Site]) -> None:
@@ -217,8 +268,10 @@ def _demanded(name: str, routes: tuple[Route, ...], device: str) -> Route:
     raise RouteUnavailable(f"there is no route {name!r}", f"engine.routes is one of auto, {STOCK}, {', '.join(r.name for r in routes)}")
 
 
-def _decide(site: Site, candidates: list[Route], reasons: dict[str, str | None], strict: bool) -> tuple[Route | None, float | None, str | None]:
-    """(route or None, its distance, why a candidate is not here)."""
+def _decide(
+    site: Site, candidates: list[Route], reasons: dict[str, str | None], strict: bool
+) -> tuple[Route | None, float | None, str | None, bool]:
+    """(route or None, its distance, why a candidate is not here, whether rows are alike)."""
     why = None
     for route in candidates:
         if site.op not in route.builders:
@@ -227,7 +280,7 @@ def _decide(site: Site, candidates: list[Route], reasons: dict[str, str | None],
             why = f"{route.name}: {reasons[route.name]}"
             continue
         try:
-            error = _check(site, route)
+            error, alike = _check(site, route)
         except Declined as reason:
             why = f"{route.name}: {reason}" if str(reason) else why
             continue
@@ -237,12 +290,15 @@ def _decide(site: Site, candidates: list[Route], reasons: dict[str, str | None],
             why = str(refusal)
             _log.warning("%s", refusal)
             continue
-        return route, error, None
-    return None, None, why
+        return route, error, None, alike
+    return None, None, why, True
 
 
-def _check(site: Site, route: Route) -> float:
-    """The distance to stock of a route at a site. Raises Declined, or RouteUnavailable when it fails or is too far."""
+def _check(site: Site, route: Route) -> tuple[float, bool]:
+    """The distance to stock of a route at a site, and whether rows are alike where the route says so.
+
+    Raises Declined, or RouteUnavailable when it fails or is too far.
+    """
     limit, worst = route.tolerance[site.op], 0.0
     where = f"{route.name} for {site.op}, {site.key}"
     built = route.builders[site.op](site)
@@ -251,7 +307,7 @@ def _check(site: Site, route: Route) -> float:
         args = site.inputs(rows, rng)
         want = route.reference(site)(*args)
         try:
-            got = built(*args)
+            got = to_mlx(built(*args))
             mx.eval(got)
         except Declined:
             raise
@@ -262,7 +318,29 @@ def _check(site: Site, route: Route) -> float:
         raise RouteUnavailable(
             f"{where}: its result is {worst:.1e} from the stock operation's, at most {limit:.0e} is allowed", "engine.routes = stock"
         )
-    return worst
+    return worst, not route.rows_alike or site.op == "pool" or _alike(site, built, rng)
+
+
+def _alike(site: Site, call: Callable, rng: np.random.Generator) -> bool:
+    args = site.inputs(ALIKE_ROWS[-1], rng)
+    part = lambda m: call(*(a if k in site.shared else rows_of(a, 0, m) for k, a in enumerate(args)))
+    whole = row_bytes(part(ALIKE_ROWS[-1]), ALIKE_ROWS[-2])
+    return all(row_bytes(part(m), m) == whole[:m] for m in ALIKE_ROWS[:-1])
+
+
+def rows_of(value: Any, a: int, b: int) -> Any:
+    """Rows [a, b) of an argument; of each array of a tuple."""
+    if isinstance(value, tuple):
+        return tuple(rows_of(v, a, b) for v in value)
+    return value[a:b] if isinstance(value, (mx.array, np.ndarray)) else value
+
+
+def row_bytes(result: Any, rows: int = 1) -> list[bytes]:
+    """The bytes of the first rows of a result, which is an array or a tuple of arrays."""
+    result = to_mlx(result)
+    arrays = [a.astype(mx.float32) for a in (result if isinstance(result, tuple) else (result,))]
+    mx.eval(arrays)
+    return [b"".join(np.array(a[i]).tobytes() for a in arrays) for i in range(rows)]
 
 
 def _identity(choices: list[Choice], used: list[Route]) -> str:

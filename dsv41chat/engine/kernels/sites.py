@@ -18,6 +18,10 @@ Row checks and install checks draw their inputs from here, so both see the same 
 | select | `Indexer.select` | (score [n, T]) -> index [n, slots] ascending, present |
 | router | `MoE.choose` | (x [n, D], image or token ids) -> ids [n, picks] ascending, weight |
 | experts | `MoE.experts` | (x [n, D], ids, weight) -> [n, D] |
+| begin, settle, tap, logits | of the trunk | ids -> streams; `Streams` -> h; h -> [n, D]; streams -> float32 [n, vocab] |
+| engram | `Layer.engram` | (h, table rows [n, width], dead [n]) -> h |
+| raw_rows, pool, entries | of compressors | rows [n, D] -> raw rows; raw rows of whole groups -> latents; latents -> entries (and index keys) |
+| queries, visible, candidates, among | of indexers | see there |
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ import numpy as np
 
 from dsv41chat.engine.nn.attention import Attention, AttentionWeights
 from dsv41chat.engine.nn.attention_v4 import AttentionV4
+from dsv41chat.engine.nn.compressor import Compressor
+from dsv41chat.engine.nn.compressor_v4 import CompressorV4
+from dsv41chat.engine.nn.engram import Engram
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
 from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead
 from dsv41chat.engine.nn.indexer import Indexer
@@ -54,16 +61,23 @@ MATRICES = (Linear, GroupedLinear, *PACKED, *EXPERTS, Exl3Linear, Exl3GroupedLin
 _METHODS: dict[type, dict[str, str]] = {
     AttentionWeights: {"project": "project", "query": "query", "latent": "latent", "output": "output"},
     Attention: {"gathered": "gathered", "core": "core"},
-    AttentionV4: {"gathered": "gathered", "core": "core"},
-    Indexer: {"score": "scores", "select": "select"},
-    IndexerV4: {"score": "scores", "select": "select"},
+    AttentionV4: {"gathered": "gathered", "core": "core", "visible": "visible"},
+    Indexer: {
+        "score": "scores", "select": "select", "queries": "queries", "visible": "visible", "candidates": "candidates", "among": "among",
+    },
+    IndexerV4: {"score": "scores", "select": "select", "queries": "queries", "visible": "visible"},
+    Compressor: {"raw_rows": "raw_rows", "pool_rows": "pool", "entries": "entries"},
+    CompressorV4: {"raw_rows": "raw_rows", "pool": "pool", "entry_rows": "entries"},
     MoE: {"choose": "router", "experts": "experts"},
     MoEV4: {"choose": "router", "experts": "experts"},
 }
 _ENTER = {"into_attention": "enter", "into_experts": "enter"}
-_BY_NAME = {"Stage": {"core": "core"}, "Layer": _ENTER, "LayerV4": _ENTER}
+_TRUNK = {name: name for name in ("begin", "settle", "tap", "logits")}
+_BY_NAME = {"Stage": {"core": "core"}, "Layer": _ENTER, "LayerV4": _ENTER, "TrunkV41": _TRUNK, "TrunkV4": _TRUNK}
 # Arguments that all rows of a call share, by op.
 SHARED = {"core": frozenset({3, 4}), "scores": frozenset({2}), "gathered": frozenset({2, 5})}
+# Ops that other operations call; the others are called from the wiring of trunks and drafters.
+INNER = frozenset({"matrix", "mix", "head_mix", "core"})
 _POOL_ROWS = 96
 
 
@@ -137,6 +151,9 @@ def sites(module: Any, trunk: Any) -> Iterator[Site]:
                 yield Site("mix", item, field.name, trunk)
             elif isinstance(value, HyperHead):
                 yield Site("head_mix", item, field.name, trunk)
+            elif isinstance(value, Engram):
+                yield Site("engram", item, field.name, trunk)
+                yield from sites(value, trunk)
             elif isinstance(value, (list, tuple)) or (is_dataclass(value) and not isinstance(value, type)):
                 yield from sites(value, trunk)
 
@@ -172,11 +189,28 @@ def _key(site: Site) -> str:
         name = value.__name__ if site.op in ("core", "scores") else site.op
         pool = " and pool" if site.op == "gathered" and site.owner.layer.ratio else ""
         return f"{name} {heads} heads of {width}{pool} {dtype}"
+    if site.op in ("begin", "settle", "tap", "logits", "engram", "raw_rows", "pool", "entries", "queries", "visible", "candidates", "among"):
+        return f"{site.op} of {_place(site)} {dtype}"
     moe = site.owner
     if site.op == "router":
         hashed = " hashed" if getattr(moe, "table", None) is not None else ""
         return f"router {stored(bare(moe.gate))} picks {moe.picks}{hashed} {dtype}"
     return f"experts {stored(bare(moe.w1))} shared {stored(bare(moe.shared1))} picks {moe.picks} {dtype}"
+
+
+def _place(site: Site) -> str:
+    """What tells apart sites of one op that are no matrices."""
+    owner = site.owner
+    if site.op == "engram":
+        return stored(bare(site.stock.wkv))
+    if site.op == "logits":
+        return f"{type(owner).__name__} {stored(bare(owner.head))}"
+    if site.op in ("begin", "settle", "tap"):
+        return type(owner).__name__
+    name, ratio = type(owner).__name__, owner.layer.ratio
+    if site.op in ("raw_rows", "pool", "entries"):
+        return f"{name} {stored(bare(owner.wkv))} ratio {ratio}{' mixed' if getattr(owner, 'mix', None) is not None else ''}"
+    return f"{name} {stored(bare(owner.wq_b))} ratio {ratio}" if hasattr(owner, "wq_b") else f"{name} ratio {ratio}"
 
 
 def stored(value: Any) -> str:
@@ -202,6 +236,23 @@ def width(value: Any) -> int:
         return width(value.matrices[0])
     groups = count(value) if isinstance(value, (GroupedLinear, QuantizedGroupedLinear)) else 1
     return groups * (value.packed.scales.shape[-1] * value.packed.group if isinstance(value, PACKED) else value.weight.shape[-1])
+
+
+def outputs(value: Any) -> int:
+    """Outputs of a matrix module; of each group or expert."""
+    if isinstance(value, Exl3Linear):
+        return value.svh.shape[0]
+    if isinstance(value, (Exl3GroupedLinear, Exl3ExpertLinear)):
+        return outputs((value.groups if isinstance(value, Exl3GroupedLinear) else value.matrices)[0])
+    return (value.packed if isinstance(value, PACKED) else value).weight.shape[-2]
+
+
+def values(value: Any) -> int:
+    """Numbers in a matrix module."""
+    if isinstance(value, (Exl3GroupedLinear, Exl3ExpertLinear)):
+        return sum(map(values, value.groups if isinstance(value, Exl3GroupedLinear) else value.matrices))
+    # The inputs of a grouped matrix are those of all groups together, each of which has its own outputs.
+    return outputs(value) * width(value) * (count(value) if isinstance(value, EXPERTS) else 1)
 
 
 def count(value: Any) -> int:
@@ -242,10 +293,8 @@ def _inputs(site: Site, n: int, rng: np.random.Generator) -> tuple:
     if op == "enter":
         s, d = c.hc_mult, c.hidden_size
         return normal(n, s, d).astype(dtype), positive(n, s), normal(n, d).astype(dtype), positive(n, s), positive(n, s, s) / s
-    if op in ("project", "latent", "gathered"):
-        phase = rng.random((n, c.qk_rope_head_dim // 2)) * 6
-        table = mx.array(np.cos(phase).astype(np.float32)), mx.array(np.sin(phase).astype(np.float32))
     if op in ("project", "latent"):
+        table = _table(site, n, rng)
         return normal(n, c.hidden_size).astype(dtype), table
     if op == "query":
         return (normal(n, c.hidden_size).astype(dtype),)
@@ -261,7 +310,7 @@ def _inputs(site: Site, n: int, rng: np.random.Generator) -> tuple:
         q = normal(n, c.num_attention_heads, c.head_dim).astype(dtype)
         slots = mx.array(rng.integers(0, ring, (n, w)).astype(np.int32))
         present = mx.array(np.arange(w)[None] >= rng.integers(0, w, (n, 1)))
-        args = (q, table, normal(ring, c.head_dim).astype(dtype), slots, present)
+        args = (q, _table(site, n, rng), normal(ring, c.head_dim).astype(dtype), slots, present)
         if not site.owner.layer.ratio:
             return *args, None, None, None
         seen = rng.integers(0, 64, (n, 1))
@@ -275,10 +324,56 @@ def _inputs(site: Site, n: int, rng: np.random.Generator) -> tuple:
             return (mx.where(mx.arange(rows)[None] < length, normal(n, rows), -float("inf")),)
         return normal(n, heads, channels).astype(dtype), normal(n, heads), normal(rows, channels).astype(dtype), length
     x = normal(n, c.hidden_size).astype(dtype)
+    if op in ("begin", "settle", "tap", "logits", "engram"):
+        return _trunk_inputs(site, n, rng, normal, positive)
+    if op in ("raw_rows", "pool", "entries", "queries", "visible", "candidates", "among"):
+        return _entry_inputs(site, n, rng, normal)
     if op == "router":
         tokens = mx.array(rng.integers(0, c.vocab_size, n).astype(np.int32))
-        return x, tokens if isinstance(site.owner, MoEV4) else None
+        image = None if getattr(site.owner, "bias_image", None) is None else mx.array(rng.random(n) < 0.3)
+        return x, tokens if isinstance(site.owner, MoEV4) else image
     moe = site.owner
     total = count(bare(moe.w1))
     picks = min(moe.picks, total)
     return x, chosen(picks, total, n), positive(n, picks)
+
+
+def _table(site: Site, n: int, rng: np.random.Generator) -> tuple[mx.array, mx.array]:
+    phase = rng.random((n, site.trunk.config.qk_rope_head_dim // 2)) * 6
+    return mx.array(np.cos(phase).astype(np.float32)), mx.array(np.sin(phase).astype(np.float32))
+
+
+def _trunk_inputs(site: Site, n: int, rng: np.random.Generator, normal: Callable, positive: Callable) -> tuple:
+    c, dtype = site.trunk.config, site.trunk.dtype
+    s, d = c.hc_mult, c.hidden_size
+    if site.op == "begin":
+        return (mx.array(rng.integers(0, c.vocab_size, n).astype(np.int32)),)
+    h = normal(n, s, d).astype(dtype)
+    if site.op == "settle":
+        return h, positive(n, s), normal(n, d).astype(dtype), positive(n, s), positive(n, s, s) / s
+    if site.op == "engram":
+        return h, normal(n, width(bare(site.stock.wkv))).astype(dtype), mx.array(rng.random(n) < 0.2)
+    return (h, positive(n, s)) if site.op == "logits" and c.family == "v41" else (h,)
+
+
+def _entry_inputs(site: Site, n: int, rng: np.random.Generator, normal: Callable) -> tuple:
+    """Of compressors and indexers; n counts groups where a call takes whole groups."""
+    c, dtype, owner, op = site.trunk.config, site.trunk.dtype, site.owner, site.op
+    length = mx.array(rng.integers(0, c.index_topk, (n, 1)).astype(np.int32))
+    x = normal(n, c.hidden_size).astype(dtype)
+    newer = isinstance(owner, CompressorV4)
+    if op == "raw_rows":
+        return (x, mx.array(np.arange(5, 5 + n, dtype=np.int32))) if newer else (x,)
+    if op == "pool":
+        group = normal(n * owner.layer.ratio, 2, outputs(bare(owner.wkv)))
+        return (group, 0) if newer else (group,)
+    if op == "entries":
+        channels = outputs(bare(owner.wkv)) // (2 if owner.layer.overlap else 1)
+        return normal(n, channels).astype(dtype), _table(site, n, rng)
+    if op == "queries":
+        return x, normal(n, width(bare(owner.wq_b))).astype(dtype), _table(site, n, rng)
+    if op == "visible":
+        return (length, 64) if isinstance(owner, AttentionV4) else (length,)
+    total = -(-2 * c.index_topk // owner.block) * owner.block
+    score = mx.where(mx.arange(total)[None] < length, normal(n, total), -float("inf"))
+    return (score, length) if op == "candidates" else (score, mx.array(rng.random((n, total)) < 0.5))

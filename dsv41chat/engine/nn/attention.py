@@ -130,7 +130,7 @@ class Attention:
             lane.write(name, write, kv[part])
             chosen = (None, None) if pool is None else (index[part], picked[part])
             out.append(self.gathered(q[part], (cos[part], sin[part]), lane.buffers[name], slots, present, pool, *chosen))
-        return mx.concatenate(out) if len(out) > 1 else out[0]
+        return rows.concatenate(out)
 
     def gathered(
         self, q: mx.array, table: tuple[mx.array, mx.array], window: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
@@ -36,7 +37,7 @@ class AttentionV4:
     def load(cls, c: V4Config, source: WeightSource, layer: LayerPlan, qat_sim: bool) -> AttentionV4:
         compressor = CompressorV4.load(c, source, layer, qat_sim, index=False) if layer.owns_pool else None
         indexer = IndexerV4.load(c, source, layer, qat_sim) if layer.scores else None
-        rounding = (lambda kv: fakequant.v4_fp8(kv, layer.rope.dims)) if qat_sim else None
+        rounding = partial(fakequant.v4_fp8, rope_dims=layer.rope.dims) if qat_sim else None
         weights = AttentionWeights.load(c, source, f"layers.{layer.index}.attn", rounding)
         return cls(layer, weights, compressor, indexer, source.dtype)
 
@@ -56,7 +57,11 @@ class AttentionV4:
     def all_visible(self, rows: RowsV4) -> tuple[mx.array, mx.array]:
         """(index, present) of a layer without an indexer, wide enough for the last row."""
         width = max(width for _, width in rows.tiles(slice(rows.n - 1, rows.n), self.layer.ratio, None, self.weights.head_dim))
-        return select.first_visible(rows.length(self.layer.ratio), width)
+        return self.visible(rows.length(self.layer.ratio), width)
+
+    def visible(self, length: mx.array, width: int) -> tuple[mx.array, mx.array]:
+        """(index, present), each [n, width], of all entries that the rows see."""
+        return select.first_visible(length, width)
 
     def _attend(self, lane: Lane, rows: RowsV4, q: mx.array, kv: mx.array, picked) -> mx.array:
         name, ratio, w, out = f"window.{self.layer.index}", self.layer.ratio, self.weights, []
@@ -70,7 +75,7 @@ class AttentionV4:
                 if width:
                     chosen = lane.buffers[f"pool.{self.layer.index}"], picked[0][tile, :width], picked[1][tile, :width]
                 out.append(self.gathered(q[tile], (cos[tile], sin[tile]), lane.buffers[name], slots[local], present[local], *chosen))
-        return mx.concatenate(out) if len(out) > 1 else out[0]
+        return rows.concatenate(out)
 
     def gathered(
         self, q: mx.array, table: tuple[mx.array, mx.array], window: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None,

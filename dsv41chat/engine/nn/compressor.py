@@ -13,7 +13,7 @@ from dsv41chat.engine.nn.linear import Linear
 from dsv41chat.engine.ops.fakequant import fp4_e4m3, fp4_ue8m0
 from dsv41chat.engine.ops.norm import rms
 from dsv41chat.engine.ops.pool import pool_groups
-from dsv41chat.engine.ops.rope import rope_table, rotate
+from dsv41chat.engine.ops.rope import rotate
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows import Rows
@@ -48,15 +48,17 @@ class Compressor:
         pooled = self._pool(lane, rows, x)
         if pooled is None:
             return
-        latent = rms(pooled, self.norm, self.eps)
         first = rows.start // self.layer.ratio
-        table = rope_table(rows.frequencies[self.layer.rope], self.entry_positions(first, latent.shape[0]))
-        entry = rotate(latent, table)
-        key = rotate(rms(self.index_key(self.key_input(latent, entry)), self.index_norm, self.eps), table)
-        if self.cache_quant:
-            key, entry = fp4_ue8m0(key), fp4_e4m3(entry)
+        entry, key = self.entries(pooled, rows.table(self.layer.rope, self.entry_positions(first, pooled.shape[0])))
         lane.append(f"pool.{self.layer.index}", first, entry)
         lane.append(f"keys.{self.layer.index}", first, key)
+
+    def entries(self, pooled: mx.array, table) -> tuple[mx.array, mx.array]:
+        """pooled [g, head_dim] in the model dtype -> entries [g, head_dim] and index keys [g, index_head_dim]."""
+        latent = rms(pooled, self.norm, self.eps)
+        entry = rotate(latent, table)
+        key = rotate(rms(self.index_key(self.key_input(latent, entry)), self.index_norm, self.eps), table)
+        return (fp4_e4m3(entry), fp4_ue8m0(key)) if self.cache_quant else (entry, key)
 
     def entry_positions(self, first: int, count: int) -> np.ndarray:
         """A group is rotated at the position of its first token."""
@@ -69,17 +71,27 @@ class Compressor:
 
     def _pool(self, lane: Lane, rows: Rows, x: mx.array) -> mx.array | None:
         """Latents [groups, head_dim] of the groups that close here, in the model dtype; None when no group closes."""
+        raw = self.raw_rows(x)
         if self.wgate is None:
-            return self.wkv(x)
+            return raw
         name, r = f"raw.{self.layer.index}", self.layer.ratio
-        y = x.astype(mx.float32)
-        raw = mx.stack([self.wkv(y), self.wgate(y)], axis=1)
         capacity, carried = lane.specs[name].rows, rows.start % r
         group = raw
         if carried:
             slots = np.arange(rows.start - carried, rows.start, dtype=np.int32) % capacity
-            group = mx.concatenate([lane.buffers[name][mx.array(slots)], raw])
+            group = rows.concatenate([lane.buffers[name][rows.array(slots)], raw])
         kept = rows.positions[-min(rows.n, capacity) :]
-        lane.write(name, mx.array((kept % capacity).astype(np.int32)), raw[rows.n - len(kept) :])
+        lane.write(name, rows.array((kept % capacity).astype(np.int32)), raw[rows.n - len(kept) :])
         count = group.shape[0] // r
-        return pool_groups(group[: count * r], r).astype(self.dtype) if count else None
+        return self.pool_rows(group[: count * r]) if count else None
+
+    def raw_rows(self, x: mx.array) -> mx.array:
+        """x [n, D] -> value and gate rows float32 [n, 2, head_dim]; with ratio 1 latents [n, head_dim] in the model dtype."""
+        if self.wgate is None:
+            return self.wkv(x)
+        y = x.astype(mx.float32)
+        return mx.stack([self.wkv(y), self.wgate(y)], axis=1)
+
+    def pool_rows(self, group: mx.array) -> mx.array:
+        """group float32 [g * ratio, 2, head_dim] -> [g, head_dim] in the model dtype."""
+        return pool_groups(group, self.layer.ratio).astype(self.dtype)

@@ -52,12 +52,16 @@ class CompressorV4:
         A block of rows is written to the ring before its groups are read, each whole and in one expression, so a group has the
         same bits whichever calls brought its rows.
         """
-        y = x.astype(mx.float32)
-        raw = pool.raw_rows(self.wkv(y), self.wgate(y), self.ape, rows.position_ids)
+        raw = self.raw_rows(x, rows.position_ids)
         for block in rows.group_blocks(self.layer, lane.specs[self.raw].rows):
             lane.write(self.raw, block.write, raw[block.part])
             if block.read is not None:
                 lane.append(self.entries, block.first, self.finish(self.pool(lane.buffers[self.raw][block.read], block.first), rows, block))
+
+    def raw_rows(self, x: mx.array, positions: mx.array) -> mx.array:
+        """x [n, D], positions int32 [n] -> value and gate rows float32 [n, 2, width]."""
+        y = x.astype(mx.float32)
+        return pool.raw_rows(self.wkv(y), self.wgate(y), self.ape, positions)
 
     def pool(self, group_rows: mx.array, first: int) -> mx.array:
         """Raw rows of whole groups -> [groups, width] in the model dtype; group `first` is the first that is emitted."""
@@ -67,7 +71,10 @@ class CompressorV4:
 
     def finish(self, pooled: mx.array, rows: RowsV4, block) -> mx.array:
         """Norm, then rotation at the group's first token, then the index mix and the release's rounding where that is simulated."""
-        table = rows.entry_table(self.layer, block.first, block.last)
+        return self.entry_rows(pooled, rows.entry_table(self.layer, block.first, block.last))
+
+    def entry_rows(self, pooled: mx.array, table) -> mx.array:
+        """pooled [g, width] in the model dtype -> [g, width]."""
         entry = rope.rotate(norm.rms(pooled, self.norm, self.eps), table)
         if self.mix is not None:
             entry = self.mix(entry.astype(mx.float32)).astype(self.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -14,12 +14,18 @@ from dsv41chat.engine.pack.source import WeightSource
 
 @dataclass
 class HyperConnection:
+    """columns: the scale of every column of the mix, made once."""
+
     fn: mx.array
     base: mx.array
     scale: mx.array
     iterations: int
     eps: float
     norm_eps: float
+    columns: mx.array = field(init=False)
+
+    def __post_init__(self):
+        self.columns = hyper.by_column(self.scale, round((1 + self.fn.shape[0]) ** 0.5) - 1)
 
     @classmethod
     def load(cls, c: V41Config | V4Config, source: WeightSource, prefix: str) -> HyperConnection:
@@ -29,7 +35,7 @@ class HyperConnection:
 
     def __call__(self, h: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """h [n, S, D] -> pre [n, S], post [n, S], comb [n, S, S], float32."""
-        return hyper.mixes(h, self.fn, self.base, self.scale, iterations=self.iterations, eps=self.eps, norm_eps=self.norm_eps)
+        return hyper.mixes(h, self.fn, self.base, self.columns, iterations=self.iterations, eps=self.eps, norm_eps=self.norm_eps)
 
 
 # The streams between two sublayers: h [n, S, D], pre [n, S] of the sublayer before, and what has yet to be spread over h, its output

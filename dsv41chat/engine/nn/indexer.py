@@ -51,11 +51,9 @@ class Indexer:
         """
         length = rows.length(self.layer.ratio)
         if rows.last_length(self.layer.ratio) <= self.topk:
-            rows.picked, rows.candidates = first_visible(length, self.topk), None
+            rows.picked, rows.candidates = self.visible(length), None
             return
-        q = rotate(self.wq_b(qr).reshape(rows.n, self.heads, self.head_dim), rows.tables[self.layer.rope])
-        q = fp4_ue8m0(q) if self.cache_quant else q
-        weight = self.weights_proj(x).astype(mx.float32) * (self.head_dim**-0.5 * self.heads**-0.5)
+        q, weight = self.queries(x, qr, rows.tables[self.layer.rope])
         keys = self.keys(lane)
         step = max(1, _TILE_BYTES // (4 * self.heads * keys.shape[0]))
         picked, masks = [], []
@@ -63,13 +61,31 @@ class Indexer:
             part = slice(a, a + step)
             score = self.score(q[part], weight[part], keys, length[part])
             if self.layer.makes_candidates:
-                masks.append(candidate_mask(score, length[part], self.block, self.blocks))
+                masks.append(self.candidates(score, length[part]))
             elif self.layer.uses_candidates and rows.candidates is not None:
-                score = mx.where(rows.candidates[part], score, NEG)
+                score = self.among(score, rows.candidates[part])
             picked.append(self.select(score))
-        rows.picked = tuple(mx.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*picked))
+        rows.picked = tuple(rows.concatenate(parts) for parts in zip(*picked))
         if masks:
-            rows.candidates = mx.concatenate(masks) if len(masks) > 1 else masks[0]
+            rows.candidates = rows.concatenate(masks)
+
+    def queries(self, x: mx.array, qr: mx.array, table) -> tuple[mx.array, mx.array]:
+        """x [n, D], qr [n, q_rank] -> index queries [n, heads, head_dim] and the signed weights of their heads, float32 [n, heads]."""
+        q = rotate(self.wq_b(qr).reshape(x.shape[0], self.heads, self.head_dim), table)
+        weight = self.weights_proj(x).astype(mx.float32) * (self.head_dim**-0.5 * self.heads**-0.5)
+        return (fp4_ue8m0(q) if self.cache_quant else q), weight
+
+    def visible(self, length: mx.array) -> tuple[mx.array, mx.array]:
+        """(index, present), each [n, topk], of rows that see at most topk entries: all of them."""
+        return first_visible(length, self.topk)
+
+    def candidates(self, score: mx.array, length: mx.array) -> mx.array:
+        """score [n, T], length [n, 1] -> mask [n, T] of the entries in the best blocks."""
+        return candidate_mask(score, length, self.block, self.blocks)
+
+    def among(self, score: mx.array, mask: mx.array) -> mx.array:
+        """Scores outside the mask become -inf."""
+        return mx.where(mask, score, NEG)
 
     def select(self, score: mx.array) -> tuple[mx.array, mx.array]:
         """score float32 [n, T] -> (index int32 [n, topk] ascending, present [n, topk]) of the best entries."""

@@ -51,17 +51,25 @@ class IndexerV4:
         self.compressor(lane, rows, x)
         length = rows.length(self.layer.ratio)
         if rows.last_length(self.layer.ratio) <= self.topk:
-            return select.first_visible(length, slots_for(self.topk))
-        q = rope.rotate(self.wq_b(qr).reshape(rows.n, self.heads, self.head_dim), rows.tables[self.layer.rope])
-        q = self.mix(q.astype(mx.float32)).astype(q.dtype)
-        q = fakequant.v4_fp4(q) if self.qat_sim else q
-        weight = self.weights_proj(x.astype(mx.float32)) * (self.head_dim**-0.5 * self.heads**-0.5)
+            return self.visible(length)
+        q, weight = self.queries(x, qr, rows.tables[self.layer.rope])
         keys = lane.buffers[self.compressor.entries]
         step, picked = max(1, _TILE_BYTES // (4 * self.heads * keys.shape[0])), []
         for a in range(0, rows.n, step):
             part = slice(a, a + step)
             picked.append(self.select(self.score(q[part], weight[part], keys, length[part])))
-        return tuple(mx.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*picked))
+        return tuple(rows.concatenate(parts) for parts in zip(*picked))
+
+    def queries(self, x: mx.array, qr: mx.array, table) -> tuple[mx.array, mx.array]:
+        """x [n, D], qr [n, q_rank] -> index queries [n, heads, head_dim] and the signed weights of their heads, float32 [n, heads]."""
+        q = rope.rotate(self.wq_b(qr).reshape(x.shape[0], self.heads, self.head_dim), table)
+        q = self.mix(q.astype(mx.float32)).astype(q.dtype)
+        weight = self.weights_proj(x.astype(mx.float32)) * (self.head_dim**-0.5 * self.heads**-0.5)
+        return (fakequant.v4_fp4(q) if self.qat_sim else q), weight
+
+    def visible(self, length: mx.array) -> tuple[mx.array, mx.array]:
+        """(index, present), each [n, slots], of rows that see at most topk entries: all of them."""
+        return select.first_visible(length, slots_for(self.topk))
 
     def select(self, score: mx.array) -> tuple[mx.array, mx.array]:
         """score float32 [n, T] -> (index int32 [n, slots] ascending, present [n, slots]) of the best entries."""

@@ -12,15 +12,21 @@ def mixes(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Coefficients of one sublayer from the streams that enter it.
 
-    h [n, S, D]; fn [2S + S*S, S*D], base [2S + S*S], scale [3] float32. Returns pre [n, S], post [n, S] and
+    h [n, S, D]; fn [2S + S*S, S*D], base [2S + S*S], scale [3], or `by_column` of it, float32. Returns pre [n, S], post [n, S] and
     comb [n, S (summed), S], float32. `iterations` counts column passes; the last operation is a column normalisation.
     """
     n, s, _ = h.shape
     m = rms(h.astype(mx.float32).reshape(n, -1), None, norm_eps) @ fn.T
-    pre = mx.sigmoid(m[:, :s] * scale[0] + base[:s]) + eps
-    post = 2 * mx.sigmoid(m[:, s : 2 * s] * scale[1] + base[s : 2 * s])
-    comb = (m[:, 2 * s :] * scale[2] + base[2 * s :]).reshape(n, s, s)
+    m = m * (scale if scale.shape == base.shape else by_column(scale, s)) + base
+    pre = mx.sigmoid(m[:, :s]) + eps
+    post = 2 * mx.sigmoid(m[:, s : 2 * s])
+    comb = m[:, 2 * s :].reshape(n, s, s)
     return pre, post, sinkhorn(mx.softmax(comb, axis=-1, precise=True) + eps, iterations, eps)
+
+
+def by_column(scale: mx.array, streams: int) -> mx.array:
+    """scale [3] of pre, post and comb -> [2S + S*S], one for every column of the mix."""
+    return mx.concatenate([mx.broadcast_to(scale[i], (width,)) for i, width in enumerate((streams, streams, streams * streams))])
 
 
 def sinkhorn(comb: mx.array, iterations: int, eps: float) -> mx.array:

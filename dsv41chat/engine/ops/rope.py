@@ -9,6 +9,8 @@ import numpy as np
 
 from dsv41chat.engine.plan import RopeSpec
 
+_FORTH, _BACK = np.array([-1, 1], np.float32), np.array([1, -1], np.float32)
+
 
 def inverse_frequencies(spec: RopeSpec) -> np.ndarray:
     """float32 [dims / 2]. YaRN blends f / factor into f between the two beta bounds; there is no attention factor."""
@@ -24,23 +26,28 @@ def inverse_frequencies(spec: RopeSpec) -> np.ndarray:
 
 
 def rope_table(frequencies: np.ndarray, positions: np.ndarray) -> tuple[mx.array, mx.array]:
+    """`host_table` as MLX arrays."""
+    cos, sin = host_table(frequencies, positions)
+    return mx.array(cos), mx.array(sin)
+
+
+def host_table(frequencies: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(cos, sin), each float32 [n, dims / 2], for absolute positions [n].
 
     The phase is a float32 product; its cosine and sine are taken in float64 on the host, because fast GPU trigonometry drifts
     at long positions and a drift flips FP4 codes.
     """
     phase = (np.asarray(positions, np.float32)[:, None] * frequencies).astype(np.float64)
-    return mx.array(np.cos(phase).astype(np.float32)), mx.array(np.sin(phase).astype(np.float32))
+    return np.cos(phase).astype(np.float32), np.sin(phase).astype(np.float32)
 
 
 def rotate(x: mx.array, table: tuple[mx.array, mx.array], inverse: bool = False) -> mx.array:
     """Rotate adjacent pairs of the last `dims` channels of x [n, ..., C] by table row i for row i; float32 inside, cast back."""
     cos, sin = table
-    dims = 2 * cos.shape[-1]
-    shape = (x.shape[0],) + (1,) * (x.ndim - 2) + (dims // 2,)
-    cos, sin = cos.reshape(shape), sin.reshape(shape)
-    sin = -sin if inverse else sin
+    dims, half = 2 * cos.shape[-1], cos.shape[-1]
+    shape = (x.shape[0],) + (1,) * (x.ndim - 2) + (half, 1)
     head, tail = x[..., : x.shape[-1] - dims], x[..., x.shape[-1] - dims :].astype(mx.float32)
-    a, b = tail[..., 0::2], tail[..., 1::2]
-    tail = mx.stack([a * cos - b * sin, a * sin + b * cos], axis=-1).reshape(tail.shape)
-    return mx.concatenate([head, tail.astype(x.dtype)], axis=-1)
+    pairs = tail.reshape(*tail.shape[:-1], half, 2)
+    # a cos - b sin beside a sin + b cos: each pair, and the pair the other way round times a sine with two signs.
+    turned = pairs * cos.reshape(shape) + pairs[..., ::-1] * (sin.reshape(shape) * mx.array(_BACK if inverse else _FORTH))
+    return mx.concatenate([head, turned.reshape(tail.shape).astype(x.dtype)], axis=-1)

@@ -41,8 +41,8 @@ class WeightSource:
     def array(self, name: str, dtype: mx.Dtype | None = None) -> mx.array:
         """The values of a tensor that is not quantised, in the model dtype unless told otherwise."""
         ref = self.tensors[name]
-        found = mx.zeros(ref.shape, mx.float32) if self.empty else mx.array(floats(ref))
-        return found.astype(dtype or self.dtype)
+        dtype = dtype or self.dtype
+        return _outline(ref.shape, dtype) if self.empty else mx.array(floats(ref)).astype(dtype)
 
     def float32(self, name: str) -> mx.array:
         return self.array(name, mx.float32)
@@ -54,7 +54,7 @@ class WeightSource:
         """A table of whole numbers from 0 to `below` - 1 as int32. Raises PackDamaged for any other: gathers do not look at them."""
         ref = self.tensors[name]
         if self.empty:
-            return mx.zeros(ref.shape, mx.int32)
+            return _outline(ref.shape, mx.int32)
         found = raw(ref)
         if found.size and (found.min() < 0 or found.max() >= below):
             words = f"{name} holds numbers from {found.min():,} to {found.max():,}, there are {below:,} to name {where(ref)}"
@@ -107,9 +107,9 @@ class WeightSource:
             labels = " and ".join(sorted({part.label for part in parts}))
             raise PackUnsupported(f"{prefix}.*.{which}: the experts of one layer have different formats, {labels}")
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        shape = (count, *parts[0].shape)
-        weight = mx.zeros(shape, mx.float32) if self.empty else mx.array(np.stack([part.values() for part in parts]))
-        weight = weight.astype(self.dtype)
+        if self.empty:
+            return nn.ExpertLinear(_outline((count, *parts[0].shape), mx.float32 if on_cpu else self.dtype), self.dtype, self.round_inputs)
+        weight = mx.array(np.stack([part.values() for part in parts])).astype(self.dtype)
         return nn.ExpertLinear(weight.astype(mx.float32) if on_cpu else weight, self.dtype, self.round_inputs)
 
     def _matrices(self, name: str) -> list[Matrix]:
@@ -128,14 +128,14 @@ class WeightSource:
         return matrix.layout is not None and self.packed and not plain_asked
 
     def _values(self, matrix: Matrix, dtype: mx.Dtype) -> mx.array:
-        return (mx.zeros(matrix.shape, mx.float32) if self.empty else mx.array(matrix.values())).astype(dtype)
+        return _outline(matrix.shape, dtype) if self.empty else mx.array(matrix.values()).astype(dtype)
 
     def _pack(self, parts: list[Matrix], stacked: bool = False) -> nn.Packed:
         """The words of one matrix, or of several side by side."""
         layout = parts[0].layout
         count = len(parts) if stacked else None
         if self.empty:
-            arrays = {key: mx.zeros(spec.shape if count is None else (count, *spec.shape), spec.dtype) for key, spec in layout.words}
+            arrays = {key: _outline(spec.shape if count is None else (count, *spec.shape), spec.dtype) for key, spec in layout.words}
         else:
             buffers = {key: spec.empty(count) for key, spec in layout.words}
             for e, part in enumerate(parts):
@@ -147,11 +147,16 @@ class WeightSource:
     def _exl3(self, matrix: Exl3Matrix, rounded: bool) -> Exl3Linear:
         if self.empty:
             (rows, columns), f16 = matrix.shape, mx.float16
-            words = mx.zeros((columns // 16, rows // 16, 4 * matrix.halves), mx.uint32)
-            bias = mx.zeros((rows,), f16) if "bias" in matrix.parts else None
-            return Exl3Linear(words, mx.zeros((columns,), f16), mx.zeros((rows,), f16), bias, matrix.codebook, rounded)
+            words = _outline((columns // 16, rows // 16, 4 * matrix.halves), mx.uint32)
+            bias = _outline((rows,), f16) if "bias" in matrix.parts else None
+            return Exl3Linear(words, _outline((columns,), f16), _outline((rows,), f16), bias, matrix.codebook, rounded)
         part = {key: mx.array(value) for key, value in matrix.stored().items()}
         return Exl3Linear(part["words"], part["suh"], part["svh"], part.get("bias"), matrix.codebook, rounded)
+
+
+def _outline(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """An array of this shape and dtype that takes no memory, evaluated or not: one zero, broadcast."""
+    return mx.broadcast_to(mx.zeros((), dtype), shape)
 
 
 def _arrangement(layout: Layout) -> tuple:

@@ -170,13 +170,13 @@ def test_a_plain_turn_in_between_leaves_a_gap_and_no_harm(engine, p):
 
 def test_broken_logits_end_the_turn(engine, p, plain, monkeypatch):
     """Test T12: rows of zeros are what a failed device leaves behind."""
-    head = type(engine.trunk).logits
+    head = engine.trunk.logits
     for value in (0.0, float("nan")):
         session = oracle_session(engine, p, plain)
-        monkeypatch.setattr(type(engine.trunk), "logits", lambda self, h, pre, value=value: mx.full((h.shape[0], 4096), value))
+        monkeypatch.setattr(engine.trunk, "logits", lambda h, pre, value=value: mx.full((h.shape[0], 4096), value))
         with pytest.raises(EngineError, match="all equal or not finite"):
             list(session.generate(p, GREEDY, max_tokens=8, draft=5))
-        monkeypatch.setattr(type(engine.trunk), "logits", head)
+        monkeypatch.setattr(engine.trunk, "logits", head)
         assert session.target.n == len(session.target.lane.ids) == len(p.ids) - 1
         assert done(session.generate(p, SAMPLED, max_tokens=8, draft=5)).ids == plain.ids[:8]
 

@@ -1,0 +1,93 @@
+"""Layer by layer against a peer on equal weights and equal inputs: both get the streams that this program's layer got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.bench.arms import recorded_choices
+from dsv41chat.bench.peer import Peer
+from dsv41chat.engine.engine import Engine
+from dsv41chat.engine.nn.hyper_connection import settle
+from dsv41chat.engine.target import Target
+
+LIMIT = 2e-2
+
+
+def compare(engine: Engine, peer: Peer, ids: Sequence[int]) -> dict[str, Any]:
+    """Relative L2 distance of the rows that leave each kind of layer, and of the head's logits; the distance of whole forwards for both.
+
+    A row whose experts differ at a near-tie is counted and left out of its layer's figure.
+    """
+    inputs, outputs, last, experts = _own_streams(engine, ids)
+    if peer.name != "mlx-lm":
+        whole = _distance(np.array(Target(engine.trunk).rows(list(ids)).logits), peer.logits(ids))
+        return {"logits_of_whole_forward": whole, "worst": round(whole, 6)}
+    layers, others = _mlx_lm_layers(peer, inputs)
+    kinds: dict[str, float] = {}
+    flipped = 0
+    for plan, mine, theirs, a, b in zip(engine.pack.plan, outputs, layers, experts, others):
+        kind = "window" if not plan.ratio else f"ratio {plan.ratio}" + (", owner" if plan.owns_pool else ", scoring" if plan.scores else "")
+        keep = np.all(a == b, axis=-1)
+        flipped += int((~keep).sum())
+        kinds[kind] = max(kinds.get(kind, 0.0), _distance(mine[keep], theirs[keep]))
+    logits, streams, pre = last
+    inner = peer.model
+    h, p = mx.array(streams)[None], mx.array(pre)[None]
+    collapsed = mx.sum(p[..., None] * h.astype(mx.float32), axis=2).astype(h.dtype)
+    kinds["head"] = _distance(logits, np.array(inner.lm_head(inner.model.norm(collapsed))[0].astype(mx.float32)))
+    return {
+        "rows": len(ids), "relative_l2": {k: float(f"{v:.3g}") for k, v in kinds.items()}, "rows_with_other_experts": flipped,
+        "worst": float(f"{max(kinds.values()):.3g}"), "limit": LIMIT,
+    }  # fmt: skip
+
+
+def _own_streams(engine: Engine, ids: Sequence[int]) -> tuple[list, list, tuple, list[np.ndarray]]:
+    """([(h, pre) that enters each layer], [h that leaves it], (logits, streams, pre) at the end, expert ids per layer)."""
+    trunk, inputs, outputs = engine.trunk, [], []
+    step = trunk._layer
+
+    def recorded(layer, lane, rows, streams):
+        entering = settle(tuple(mx.array(a) if isinstance(a, np.ndarray) else a for a in streams))
+        inputs.append((np.array(entering.astype(mx.float32)), None if streams[1] is None else np.array(streams[1])))
+        found = step(layer, lane, rows, streams)
+        leaving = settle(tuple(mx.array(a) if isinstance(a, np.ndarray) else a for a in found))
+        outputs.append(np.array(leaving.astype(mx.float32)))
+        return found
+
+    trunk._layer = recorded
+    try:
+        with recorded_choices(engine) as choices:
+            trial = Target(trunk).rows(list(ids))
+    finally:
+        del trunk._layer
+    pre = None if trial.pre is None else np.array(trial.pre)
+    experts = [np.concatenate(mine) for mine in choices]
+    return inputs, outputs, (np.array(trial.logits), np.array(trial.streams.astype(mx.float32)), pre), experts
+
+
+def _mlx_lm_layers(peer: Peer, inputs: list) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What the peer's layers make of those inputs, and the experts that they choose."""
+    from mlx_lm.models import deepseek_v41 as module
+
+    model, shared, out, chosen = peer.model.model, {}, [], []
+    dtype = model.layers[0].input_layernorm.weight.dtype
+    rows = inputs[0][0].shape[0]
+    window = module._window_indices(previous=0, length=rows, window=model.args.sliding_window)
+    window = mx.broadcast_to(window, (1, *window.shape))
+    for layer, cache, (h, pre) in zip(model.layers, model.make_cache(), inputs):
+        gate, seen = layer.mlp.gate, []
+        layer.mlp.gate = lambda x, gate=gate, seen=seen: seen.append(gate(x)) or seen[-1]
+        streams, _ = layer(mx.array(h)[None].astype(dtype), mx.array(pre)[None], start_pos=0, window_idx=window, cache=cache, shared=shared)
+        layer.mlp.gate = gate
+        out.append(np.array(streams[0].astype(mx.float32)))
+        chosen.append(np.sort(np.array(seen[0][0]), axis=-1))
+    return out, chosen
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))

@@ -1,0 +1,217 @@
+"""Packs of random weights with the shapes of a release, or of the embedded model, and a chosen number of layers and experts.
+
+Layers differ (each has its own values, and its place in the release's plan), routing is spread (router rows are random and have no
+bias), and an id that would end an answer is never the likeliest. Tensors carry the names that MLX conversions use, so peers open the
+same files. Quantised matrices get random words whose values have mean 0 and deviation in^-1/2; nothing is quantised from floats, so
+packs of any size are made slice by slice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.config import family_of, parse_v41, read_config_json
+from dsv41chat.engine.config_v4 import parse_v4
+from dsv41chat.engine.pack.build import Pack
+from dsv41chat.engine.pack.dialects import release_tensors
+from dsv41chat.engine.pack.drafter import DrafterFound
+from dsv41chat.engine.pack.index import PackIndex, TensorRef
+from dsv41chat.engine.pack.names import Expected, expected_v41
+from dsv41chat.engine.pack.names_v4 import expected_v4
+from dsv41chat.engine.plan import build_plan
+from dsv41chat.nano import embedded_pack
+
+GROUP = 64
+_QUIET_IDS = 32
+_YARN = {"rope_type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 65536}
+_COMMON: dict[str, Any] = {
+    "vocab_size": 129280, "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64, "o_lora_rank": 1024,
+    "o_groups": 8, "sliding_window": 128, "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "swiglu_limit": 10.0,
+    "n_shared_experts": 1, "num_experts_per_tok": 6, "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5, "index_head_dim": 128, "index_topk": 512, "rope_theta": 10000, "compress_rope_theta": 160000,
+    "max_position_embeddings": 1048576, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "rope_scaling": _YARN,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_V41: dict[str, Any] = _COMMON | {
+    "model_type": "deepseek_v41_text", "hidden_size": 5120, "num_hidden_layers": 40, "q_lora_rank": 1280, "rms_norm_eps": 1e-20,
+    "moe_intermediate_size": 2304, "n_routed_experts": 384, "compress_ratios": [0, 0] + [2] * 18 + [1] * 20,
+    "kv_source_layer_ids": [2, 8, 14, 20], "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36], "index_n_heads": 32,
+    "candidate_source_layer_id": 20, "candidate_topk_blocks": 2048, "candidate_block_size": 8,
+}  # fmt: skip
+_V4: dict[str, Any] = _COMMON | {
+    "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 43, "q_lora_rank": 1024, "rms_norm_eps": 1e-6,
+    "moe_intermediate_size": 2048, "n_routed_experts": 256, "compress_ratios": [0, 0] + [4, 128] * 20 + [4], "index_n_heads": 64,
+    "num_hash_layers": 3, "bos_token_id": 0, "eos_token_id": 1, "architectures": ["DeepseekV4ForCausalLM"],
+}  # fmt: skip
+SHAPES = ("v41", "v4", "nano")
+
+# Release names -> the names of MLX conversions, in order.
+_NAMES = tuple(
+    (re.compile(pattern), to)
+    for pattern, to in (
+        (r"^embed\.", "model.embed_tokens."), (r"^head\.", "lm_head."), (r"^(norm\.|layers\.)", r"model.\1"), (r"\.attn\.", ".self_attn."),
+        (r"\.ffn\.", ".mlp."), (r"\.attn_norm\.", ".input_layernorm."), (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"\.hc_(attn|ffn)_", r".\1_hc."), (r"\.attn_sink$", ".sinks"), (r"\.wq_a\.", ".q_a_proj."), (r"\.wq_b\.", ".q_b_proj."),
+        (r"\.wkv\.", ".kv_proj."), (r"\.wgate\.", ".gate_proj."), (r"\.wo_a\.", ".o_a_proj."), (r"\.wo_b\.", ".o_b_proj."),
+        (r"\.q_norm\.", ".q_a_norm."), (r"\.compressor\.norm\.", ".compressor.kv_norm."), (r"\.indexer\.wk\.", ".indexer.k_proj."),
+        (r"\.gate\.bias$", ".gate.e_score_correction_bias"), (r"\.experts\.w1\.", ".experts.switch_mlp.gate_proj."),
+        (r"\.experts\.w2\.", ".experts.switch_mlp.down_proj."), (r"\.experts\.w3\.", ".experts.switch_mlp.up_proj."),
+        (r"\.shared_experts\.w1\.", ".shared_experts.gate_proj."), (r"\.shared_experts\.w2\.", ".shared_experts.down_proj."),
+        (r"\.shared_experts\.w3\.", ".shared_experts.up_proj."),
+    )
+)  # fmt: skip
+
+
+def config_of(shape: str, layers: int | None, experts: int | None) -> dict[str, Any]:
+    """config.json of a pack: the first `layers` of the release's plan, `experts` routed experts; None: as many as it has.
+
+    nano: the embedded model's, without its engram tables.
+    """
+    if shape == "nano":
+        outer = deepcopy(read_config_json(embedded_pack()))
+        text = outer["text_config"]
+        for key in [k for k in text if k.startswith(("engram_", "dspark_")) or k == "num_nextn_predict_layers"]:
+            del text[key]
+        outer.pop("quantization_config", None)
+    elif shape == "v41":
+        ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "image_token_id": 129264}
+        outer = {"architectures": ["DeepseekV41ForCausalLM"], "model_type": "deepseek_v41", "text_config": deepcopy(_V41), **ids}
+    else:
+        outer = deepcopy(_V4)
+    text = outer.get("text_config", outer)
+    count = layers or text["num_hidden_layers"]
+    if not 0 < count <= text["num_hidden_layers"]:
+        raise ValueError(f"the shape {shape} has 1 to {text['num_hidden_layers']} layers, not {count}")
+    text["num_hidden_layers"], text["compress_ratios"] = count, text["compress_ratios"][:count]
+    for key in ("kv_source_layer_ids", "index_source_layer_ids"):
+        if key in text:
+            text[key] = [i for i in text[key] if i < count]
+    text["n_routed_experts"] = experts or text["n_routed_experts"]
+    return outer
+
+
+def expected_of(config: dict[str, Any]) -> dict[str, Expected]:
+    """Every tensor by release name; routed experts as one stack per matrix, `experts.w1`."""
+    if family_of(config) == "v4":
+        c = parse_v4(config)
+        return expected_v4(c, build_plan(c), stacked=True)
+    c, out = parse_v41(config), {}
+    for name, want in expected_v41(c, build_plan(c)).items():
+        match = re.match(r"(.*\.experts)\.(\d+)\.(.*)", name)
+        if match and match[2] == "0":
+            out[f"{match[1]}.{match[3]}"] = Expected((c.n_routed_experts, *want.shape), "linear")
+        elif not match and not want.optional:
+            out[name] = want
+    return out
+
+
+def peer_name(name: str) -> str:
+    for pattern, to in _NAMES:
+        name = pattern.sub(to, name)
+    return name
+
+
+def write_pack(folder: Path, shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4, seed: int = 0) -> Path:
+    """bits: 4 or 8 (affine, groups of 64), or 32: float32 throughout. One file per layer. Returns the folder."""
+    config = config_of(shape, layers, experts)
+    if bits != 32:
+        config["quantization"] = {"group_size": GROUP, "bits": bits, "mode": "affine"}
+    folder.mkdir(parents=True, exist_ok=True)
+    weight_map, total = {}, 0
+    for file, tensors in _files(expected_of(config), config, bits, np.random.SeedSequence(seed)):
+        mx.save_safetensors(str(folder / file), tensors, metadata={"format": "mlx"})
+        weight_map |= dict.fromkeys(tensors, file)
+        total += sum(a.nbytes for a in tensors.values())
+        del tensors
+        mx.clear_cache()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    return folder
+
+
+def outline_pack(shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4) -> Pack:
+    """The pack that `write_pack` would write, without writing it: for `outline_trunk`, which reads no values."""
+    config = config_of(shape, layers, experts)
+    parsed = (parse_v4 if family_of(config) == "v4" else parse_v41)(config)
+    plan, refs = build_plan(parsed), {}
+    for name, want in expected_of(config).items():
+        for key, (tag, stored) in _stored(name, want, bits).items():
+            size = int(np.prod(stored)) * {"F32": 4, "BF16": 2, "U32": 4, "I32": 4}[tag]
+            refs[key] = TensorRef(key, Path("none"), tag, stored, 0, size)
+    expected = expected_v4(parsed, plan) if family_of(config) == "v4" else expected_v41(parsed, plan)
+    index = PackIndex(Path("none"), release_tensors(refs), ())
+    return Pack(Path("none"), parsed, plan, index, expected, "0" * 64, {}, (), DrafterFound(None))
+
+
+def _stored(name: str, want: Expected, bits: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """(tag, shape) of what is stored for a tensor, by its name in the file."""
+    key, shape = peer_name(name), want.shape
+    if want.kind == "ids":
+        return {key: ("I32", shape)}
+    if not _packs(name, want, bits):
+        narrow = bits != 32 and len(shape) > 1 and not name.endswith(("_fn", "ape"))
+        return {key: ("BF16" if narrow else "F32", shape)}
+    stem, rows = key.removesuffix("weight"), (*shape[:-1], shape[-1] // GROUP)
+    return {key: ("U32", (*shape[:-1], shape[-1] * bits // 32)), f"{stem}scales": ("BF16", rows), f"{stem}biases": ("BF16", rows)}
+
+
+def _packs(name: str, want: Expected, bits: int) -> bool:
+    kept = "compressor" in name or "weights_proj" in name
+    return bits != 32 and want.kind in ("linear", "lookup") and not kept and want.shape[-1] % GROUP == 0
+
+
+def _files(expected: dict[str, Expected], config: dict[str, Any], bits: int, seeds: np.random.SeedSequence) -> Iterator[tuple[str, dict]]:
+    groups = config.get("text_config", config)["o_groups"]
+    parts: dict[str, dict[str, Expected]] = {}
+    for name, want in expected.items():
+        match = re.match(r"layers\.(\d+)\.", name)
+        parts.setdefault(f"model-{int(match[1]):03}.safetensors" if match else "model-head.safetensors", {})[name] = want
+    for (file, names), seed in zip(parts.items(), seeds.spawn(len(parts))):
+        rng, out = np.random.default_rng(seed), {}
+        for name, want in names.items():
+            for key, value in _tensor(name, want, config, bits, rng).items():
+                out[key] = value.reshape(groups, value.shape[0] // groups, -1) if ".o_a_proj." in key else value
+        mx.eval(list(out.values()))
+        yield file, out
+
+
+def _tensor(name: str, want: Expected, config: dict[str, Any], bits: int, rng: np.random.Generator) -> dict[str, mx.array]:
+    stem, shape = peer_name(name), want.shape
+    if want.kind == "ids":
+        experts = config.get("text_config", config)["n_routed_experts"]
+        table = np.stack([rng.permutation(experts)[: shape[1]] for _ in range(shape[0])])
+        return {stem: mx.array(table.astype(np.int32))}
+    if not _packs(name, want, bits):
+        values = _floats(name, shape, rng)
+        if name == "head.weight":
+            values[:_QUIET_IDS] = 0
+        narrow = bits != 32 and len(shape) > 1 and not name.endswith(("_fn", "ape"))
+        return {stem: mx.array(values).astype(mx.bfloat16 if narrow else mx.float32)}
+    # Words are uniform, so a value's deviation is scale * sqrt((2^2b - 1) / 12); the bias takes the mean away.
+    words = mx.array(rng.integers(0, 1 << 32, (*shape[:-1], shape[-1] * bits // 32), dtype=np.uint32))
+    step = (12 / (4**bits - 1)) ** 0.5 * shape[-1] ** -0.5
+    scales = step * (0.8 + 0.4 * rng.random((*shape[:-1], shape[-1] // GROUP), dtype=np.float32))
+    biases = -scales * (2**bits - 1) / 2
+    if name == "head.weight":
+        scales[:_QUIET_IDS] = biases[:_QUIET_IDS] = 0
+    stem = stem.removesuffix(".weight")
+    return {f"{stem}.weight": words, f"{stem}.scales": mx.array(scales).astype(mx.bfloat16), f"{stem}.biases": mx.array(biases).astype(mx.bfloat16)}
+
+
+def _floats(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    if name.endswith("norm.weight"):
+        return 1 + 0.1 * rng.standard_normal(shape, dtype=np.float32)
+    if name.endswith("gate.bias"):
+        return np.zeros(shape, np.float32)
+    if name.endswith("_scale"):
+        return np.ones(shape, np.float32)
+    deviation = 1.0 if name == "embed.weight" or len(shape) == 1 else shape[-1] ** -0.5
+    return deviation * rng.standard_normal(shape, dtype=np.float32)

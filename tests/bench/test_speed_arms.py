@@ -1,0 +1,112 @@
+"""The speed arms on builds of seconds: what they write, that random builds are read as the release is, that their ids agree."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from dsv41chat.bench import arms, decode, ops, prefill, shapes, verify_cost
+from dsv41chat.engine.engine import open_engine
+from dsv41chat.engine.kernels.compiled import Graph
+from dsv41chat.engine.pack.build import arrays_of, build_trunk, open_pack, outline_trunk
+
+
+def run(arm, tmp_path, *words: str) -> dict:
+    parser = argparse.ArgumentParser()
+    arm.add_options(parser)
+    target = tmp_path / "receipt.json"
+    assert arm.run_options(parser.parse_args([*words, "-o", str(target)])) == 0
+    return json.loads(target.read_text())
+
+
+SMALL = ("--shape", "nano", "--layers", "4", "--experts", "4", "--routes", "auto", "stock")
+
+
+def test_decode(tmp_path):
+    found = run(decode, tmp_path, *SMALL, "--context", "20", "--steps", "4")
+    assert found["command"].startswith("dsv41chat bench decode --shape nano --layers 4") and "receipt" not in found["command"]
+    mine = found["arms"]
+    assert mine["auto"]["ids_hash"] == mine["stock"]["ids_hash"] and mine["auto"]["step_ms"]["count"] == 4
+    assert found["routes"]["stock"]["identity"] == "stock" and found["build"]["layers"] == 4 and not found["build"]["engram"]
+    assert found["distinct_experts"]["one_row"] == 2 and found["distinct_experts"]["19_rows"] > 3
+
+
+def test_prefill_and_verify_cost(tmp_path):
+    found = run(prefill, tmp_path, *SMALL, "--tokens", "150", "--repeats", "1", "--chunks", "128", "256")
+    assert set(found["lengths"]["150"]["seconds"]) == {"auto", "stock"} and found["lengths"]["150"]["chunk"]["auto"] in (128, 256)
+    found = run(verify_cost, tmp_path, *SMALL, "--context", "20", "--steps", "2")
+    assert set(found["arms"]["stock"]["c"]) == {"1", "2", "3", "4", "5"} and found["arms"]["auto"]["parts_c"]["dense"]
+
+
+def test_random_builds_of_release_shapes_are_laid_out_without_values():
+    for shape in ("v41", "v4"):
+        pack = shapes.outline_pack(shape, layers=4, experts=8)
+        trunk = outline_trunk(pack, dtype=mx.bfloat16, packed=True)
+        before = mx.get_active_memory()
+        mx.eval(arrays_of(trunk))
+        assert mx.get_active_memory() - before < 64 << 20, "a layout takes no memory"
+        assert trunk.layers[0].moe.w1.packed.weight.shape[0] == 8
+
+
+def test_a_quantised_random_build_is_read_and_spread(tmp_path):
+    folder = shapes.write_pack(tmp_path / "b", "nano", 4, 8, 4)
+    engine = open_engine(folder)
+    assert engine.pack.formats["affine 4 g64"] > 100 and not engine.pack.notes
+    assert arms.distinct_experts(engine, arms.prompt(engine, 65))["64_rows"] > 7
+    first, again = (open_pack(shapes.write_pack(tmp_path / str(i), "nano", 2, 4, 4)).fingerprint for i in range(2))
+    assert first == again, "a seed gives the same build"
+    layers = engine.trunk.layers
+    assert not mx.array_equal(layers[0].moe.w1.packed.weight, layers[1].moe.w1.packed.weight).item(), "layers differ"
+
+
+def test_ids_that_end_an_answer_are_never_the_likeliest(tmp_path):
+    trunk = build_trunk(open_pack(shapes.write_pack(tmp_path / "b", "nano", 2, 4, 32)))
+    from dsv41chat.engine.target import Target
+
+    logits = np.array(Target(trunk).rows(list(range(50, 90))).logits)
+    assert (logits[:, :32] == 0).all() and (logits.argmax(axis=1) >= 32).all()
+
+
+def test_primitives_are_counted_from_the_graph():
+    x = mx.ones((3, 3))
+    mx.eval(x)
+    assert ops.primitives([mx.exp(x) @ x, mx.exp(x)])["Matmul"] == 1
+    one = mx.exp(x)
+    assert sum(ops.primitives([one, one @ x]).values()) == 2, "a shared node is counted once"
+
+
+def test_compiled_blocks_cut_the_graph(tmp_path):
+    found = run(ops, tmp_path, "--shape", "nano", "--bits", "32", "--dtype", "float32", "--context", "64")["counts"]
+    assert found["nano, compiled"]["mean_per_layer"] < 0.6 * found["nano, stock"]["mean_per_layer"]
+
+
+def test_a_compiled_operation_is_traced_once_per_shape():
+    """Positions and lengths enter as arrays; many steps leave one trace, another number of rows makes one more."""
+    trunk = outline_trunk(shapes.outline_pack("nano", layers=2, experts=4, bits=32), dtype=mx.float32)
+    mx.eval(arrays_of(trunk))
+    layer = trunk.layers[0]
+    graph = Graph(layer.attention.weights.project)
+    for n in (1, 1, 3, 1, 3):
+        for position in range(5):
+            table = tuple(mx.full((n, 16), position + i, mx.float32) for i in range(2))
+            graph(mx.zeros((n, 256)), table)
+    assert list(graph.traced.values()) == [2]
+
+
+def test_an_arm_without_its_peer_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "mlx_lm.generate", None)
+    parser = argparse.ArgumentParser()
+    decode.add_options(parser)
+    assert decode.run_options(parser.parse_args([*SMALL, "--peer", "mlx-lm", "--context", "8", "--steps", "1", "-o", str(tmp_path / "r.json")])) == 2
+    assert "pip install mlx-lm" in capsys.readouterr().err
+
+
+@pytest.mark.oracle
+def test_layers_equal_the_peers(tmp_path):
+    pytest.importorskip("mlx_lm.models.deepseek_v41")
+    found = run(decode, tmp_path, *SMALL, "--peer", "mlx-lm", "--context", "70", "--steps", "3")
+    assert found["equality"]["worst"] < 1e-4 and found["equality"]["rows_with_other_experts"] == 0
