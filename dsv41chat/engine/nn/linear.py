@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import mlx.core as mx
+import numpy as np
 
 from dsv41chat.engine.ops.fakequant import fp8_ue8m0
 
@@ -39,7 +41,7 @@ class Packed:
         return mx.quantized_matmul(x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group, bits=self.bits, mode=self.mode)
 
     def gather(self, x: mx.array, ids: mx.array) -> mx.array:
-        options = dict(rhs_indices=ids, transpose=True, group_size=self.group, bits=self.bits, mode=self.mode)
+        options = dict(lhs_indices=rows_of_picks(x, ids), rhs_indices=ids, transpose=True, group_size=self.group, bits=self.bits, mode=self.mode)
         return mx.gather_qmm(x, self.weight, self.scales, self.biases, **options)
 
     def rows(self, index: mx.array, dtype: mx.Dtype) -> mx.array:
@@ -48,6 +50,16 @@ class Packed:
         biases = None if self.biases is None else floats(self.biases)
         options = dict(group_size=self.group, bits=self.bits, mode=self.mode, dtype=mx.float32)
         return mx.dequantize(self.weight[index], floats(self.scales), biases, **options).astype(dtype)
+
+
+def rows_of_picks(x: mx.array, ids: mx.array) -> mx.array:
+    """x [n, picks or 1, 1, in], ids [n, picks] -> uint32 [n, picks]: which row of x meets which id. A constant of the shapes."""
+    return _rows_of_picks(*ids.shape, x.shape[1])
+
+
+@lru_cache(maxsize=64)
+def _rows_of_picks(n: int, picks: int, per_row: int) -> mx.array:
+    return mx.array(np.broadcast_to(np.arange(n * per_row, dtype=np.uint32).reshape(n, per_row), (n, picks)))
 
 
 @dataclass
@@ -108,7 +120,7 @@ class ExpertLinear:
 
     def __call__(self, x: mx.array, ids: mx.array) -> mx.array:
         x = fp8_ue8m0(x) if self.round_input else x
-        return mx.gather_mm(x.astype(self.weight.dtype), mx.swapaxes(self.weight, 1, 2), rhs_indices=ids).astype(self.dtype)
+        return mx.gather_mm(x.astype(self.weight.dtype), mx.swapaxes(self.weight, 1, 2), rows_of_picks(x, ids), ids).astype(self.dtype)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from dsv41chat.engine.ops.select import NEG
+from dsv41chat.engine.ops.select import NEG, counting
 
 
 def attend_rows(q: mx.array, keys: mx.array, keep_mask: mx.array, sink: mx.array, scale: float) -> mx.array:
@@ -41,4 +41,4 @@ def index_scores(q: mx.array, weight: mx.array, keys: mx.array, length: mx.array
     q [n, H, C], weight float32 [n, H] (signed), keys [T, C], length int32 [n, 1] -> float32 [n, T].
     """
     score = mx.maximum(q.astype(mx.float32) @ keys.astype(mx.float32).T[None], 0) * weight[..., None]
-    return mx.where(mx.arange(keys.shape[0])[None] < length, mx.sum(score, axis=1), NEG)
+    return mx.where(counting(keys.shape[0]) < length, mx.sum(score, axis=1), NEG)

@@ -18,9 +18,8 @@ def mixes(
     n, s, _ = h.shape
     m = rms(h.astype(mx.float32).reshape(n, -1), None, norm_eps) @ fn.T
     m = m * (scale if scale.shape == base.shape else by_column(scale, s)) + base
-    pre = mx.sigmoid(m[:, :s]) + eps
-    post = 2 * mx.sigmoid(m[:, s : 2 * s])
-    comb = m[:, 2 * s :].reshape(n, s, s)
+    pre, post, comb = mx.split(m, [s, 2 * s], axis=-1)
+    pre, post, comb = mx.sigmoid(pre) + eps, 2 * mx.sigmoid(post), comb.reshape(n, s, s)
     return pre, post, sinkhorn(mx.softmax(comb, axis=-1, precise=True) + eps, iterations, eps)
 
 

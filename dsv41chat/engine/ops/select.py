@@ -6,10 +6,19 @@ ascending list give every row the same bits whether it runs alone or among many.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import mlx.core as mx
+import numpy as np
 
 NEG = -float("inf")
 _ABSENT = 2**30
+
+
+@lru_cache(maxsize=64)
+def counting(width: int) -> mx.array:
+    """int32 [1, width]: 0, 1, 2, ... A constant, so it is no part of a step's graph."""
+    return mx.array(np.arange(width, dtype=np.int32)[None])
 
 
 def best_mask(score: mx.array, k: int) -> mx.array:
@@ -26,7 +35,7 @@ def best_mask(score: mx.array, k: int) -> mx.array:
 def ascending(mask: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """mask [n, T] with at most k set per row -> (index int32 [n, k] ascending, present [n, k]); absent slots last, index 0."""
     n, width = mask.shape
-    index = mx.where(mask, mx.arange(width, dtype=mx.int32)[None], _ABSENT)
+    index = mx.where(mask, counting(width), _ABSENT)
     if width < k:
         index = mx.concatenate([index, mx.full((n, k - width), _ABSENT, dtype=index.dtype)], axis=1)
     index = mx.sort(index, axis=-1)[:, :k]
@@ -36,7 +45,7 @@ def ascending(mask: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
 def first_visible(length: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """Selection of rows that see at most k entries: all of them. length int32 [n, 1] -> (index [n, k], present [n, k])."""
-    slots = mx.arange(k, dtype=mx.int32)[None]
+    slots = counting(k)
     present = slots < length
     return mx.where(present, slots, 0), present
 
