@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from dsv41chat.bench import arms
+from dsv41chat.bench import arms, long_context
 from dsv41chat.bench.equality import compare
 from dsv41chat.bench.peer import PEERS, Peer
 
@@ -21,6 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", choices=PEERS, default="none")
     parser.add_argument("--context", type=int, default=512, help="tokens before the first measured step")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--cached", type=int, nargs="+", default=[], help="also decode after so many tokens of random state, such as 1024 131072")
 
 
 def measure(folder: Path, o: argparse.Namespace) -> dict:
@@ -79,7 +80,18 @@ def measure(folder: Path, o: argparse.Namespace) -> dict:
         if payload["device"] != "cpu":
             payload["peer"]["of_known"] = round(found / KNOWN_PEERS[peer.name], 3)
         payload["equality"] = compare(next(iter(engines.values())), peer, ids[: min(len(ids), 96)])
-        payload["bars"]["layers and head within 2e-2 of the peer"] = payload["equality"]["worst"]
+        what = "layers and head within 2e-2 of the peer" if "limit" in payload["equality"] else "logits of a whole forward, distance to the peer"
+        payload["bars"][what] = payload["equality"]["worst"]
+    if getattr(o, "cached", None):
+        payload["long_context"] = {name: long_context.measure(engine, o.cached, o.steps) for name, engine in engines.items()}
+        for name, found in payload["long_context"].items():
+            first, last = found[str(o.cached[0])], found[str(o.cached[-1])]
+            key = "without_scoring_ms" if first["without_scoring_ms"] else None
+            ratio = last[key] / first[key] if key else last["step_ms"]["median"] / first["step_ms"]["median"]
+            words = "without index scoring" if key else "whole step"
+            payload["bars"][f"{name}: decode at {o.cached[-1]:,} over {o.cached[0]:,} cached tokens, {words}"] = round(ratio, 3)
+            peaks = last["chunk_peak_bytes"] / max(first["chunk_peak_bytes"], 1)
+            payload["bars"][f"{name}: peak bytes of a chunk at {o.cached[-1]:,} over {o.cached[0]:,} cached tokens"] = round(peaks, 3)
     payload["distinct_experts"] = arms.distinct_experts(next(iter(engines.values())), ids[:129])
     payload["weight_bytes"] = arms.weight_bytes(next(iter(engines.values())))
     payload["peak_bytes"] = int(mx.get_peak_memory())

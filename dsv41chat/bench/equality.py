@@ -20,7 +20,8 @@ LIMIT = 2e-2
 def compare(engine: Engine, peer: Peer, ids: Sequence[int]) -> dict[str, Any]:
     """Relative L2 distance of the rows that leave each kind of layer, and of the head's logits; the distance of whole forwards for both.
 
-    A row whose experts differ at a near-tie is counted and left out of its layer's figure.
+    A row whose experts differ at a near-tie is counted and left out of its layer's figure. Of mlx-vlm only whole forwards are compared:
+    there roundings and near-ties of all layers add up, in its bfloat16.
     """
     inputs, outputs, last, experts = _own_streams(engine, ids)
     if peer.name != "mlx-lm":

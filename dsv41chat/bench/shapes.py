@@ -53,8 +53,11 @@ _V4: dict[str, Any] = _COMMON | {
 }  # fmt: skip
 SHAPES = ("v41", "v4", "nano")
 
-# Release names -> the names of MLX conversions, in order.
-_NAMES = tuple(
+# Release names -> names that the peer of a family and this program read, in order. mlx-vlm keeps most of the release's.
+_V4_NAMES = ((re.compile(r"^head\."), "lm_head."),) + tuple(
+    (re.compile(rf"\.experts\.{w}\."), f".switch_mlp.{to}.") for w, to in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj"))
+)
+_V41_NAMES = tuple(
     (re.compile(pattern), to)
     for pattern, to in (
         (r"^embed\.", "model.embed_tokens."), (r"^head\.", "lm_head."), (r"^(norm\.|layers\.)", r"model.\1"), (r"\.attn\.", ".self_attn."),
@@ -113,8 +116,8 @@ def expected_of(config: dict[str, Any]) -> dict[str, Expected]:
     return out
 
 
-def peer_name(name: str) -> str:
-    for pattern, to in _NAMES:
+def peer_name(name: str, family: str) -> str:
+    for pattern, to in _V4_NAMES if family == "v4" else _V41_NAMES:
         name = pattern.sub(to, name)
     return name
 
@@ -143,7 +146,7 @@ def outline_pack(shape: str, layers: int | None = None, experts: int | None = No
     parsed = (parse_v4 if family_of(config) == "v4" else parse_v41)(config)
     plan, refs = build_plan(parsed), {}
     for name, want in expected_of(config).items():
-        for key, (tag, stored) in _stored(name, want, bits).items():
+        for key, (tag, stored) in _stored(name, want, bits, family_of(config)).items():
             size = int(np.prod(stored)) * {"F32": 4, "BF16": 2, "U32": 4, "I32": 4}[tag]
             refs[key] = TensorRef(key, Path("none"), tag, stored, 0, size)
     expected = expected_v4(parsed, plan) if family_of(config) == "v4" else expected_v41(parsed, plan)
@@ -151,9 +154,9 @@ def outline_pack(shape: str, layers: int | None = None, experts: int | None = No
     return Pack(Path("none"), parsed, plan, index, expected, "0" * 64, {}, (), DrafterFound(None))
 
 
-def _stored(name: str, want: Expected, bits: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _stored(name: str, want: Expected, bits: int, family: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """(tag, shape) of what is stored for a tensor, by its name in the file."""
-    key, shape = peer_name(name), want.shape
+    key, shape = peer_name(name, family), want.shape
     if want.kind == "ids":
         return {key: ("I32", shape)}
     if not _packs(name, want, bits):
@@ -178,13 +181,13 @@ def _files(expected: dict[str, Expected], config: dict[str, Any], bits: int, see
         rng, out = np.random.default_rng(seed), {}
         for name, want in names.items():
             for key, value in _tensor(name, want, config, bits, rng).items():
-                out[key] = value.reshape(groups, value.shape[0] // groups, -1) if ".o_a_proj." in key else value
+                out[key] = value.reshape(groups, value.shape[0] // groups, -1) if ".o_a_proj." in key or ".wo_a." in key else value
         mx.eval(list(out.values()))
         yield file, out
 
 
 def _tensor(name: str, want: Expected, config: dict[str, Any], bits: int, rng: np.random.Generator) -> dict[str, mx.array]:
-    stem, shape = peer_name(name), want.shape
+    stem, shape = peer_name(name, family_of(config)), want.shape
     if want.kind == "ids":
         experts = config.get("text_config", config)["n_routed_experts"]
         table = np.stack([rng.permutation(experts)[: shape[1]] for _ in range(shape[0])])

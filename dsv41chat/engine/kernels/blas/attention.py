@@ -170,10 +170,13 @@ def best(s: np.ndarray, k: int) -> np.ndarray:
     width = s.shape[1]
     if width <= k:
         return s > -np.inf
-    kth = np.partition(s, width - k, axis=1)[:, width - k : width - k + 1]
-    mask, tie = s > kth, (s == kth) & (s > -np.inf)
-    room = k - np.count_nonzero(mask, axis=1)[:, None]
-    return mask | (tie & (np.cumsum(tie, axis=1) <= room))
+    kth = np.partition(s, width - k, axis=1)[:, width - k].copy()
+    # Where fewer than k are seen the k-th is -inf, the smallest float then stands for it.
+    mask = s >= np.maximum(kth, np.finfo(np.float32).min)[:, None]
+    for row in np.flatnonzero(np.count_nonzero(mask, axis=1) > k):
+        ties = np.flatnonzero(s[row] == kth[row])
+        mask[row, ties[k - np.count_nonzero(s[row] > kth[row]) :]] = False
+    return mask
 
 
 def select(site: Site) -> Callable:
