@@ -337,10 +337,8 @@ def rows_of(value: Any, a: int, b: int) -> Any:
 
 def row_bytes(result: Any, rows: int = 1) -> list[bytes]:
     """The bytes of the first rows of a result, which is an array or a tuple of arrays."""
-    result = to_mlx(result)
-    arrays = [a.astype(mx.float32) for a in (result if isinstance(result, tuple) else (result,))]
-    mx.eval(arrays)
-    return [b"".join(np.array(a[i]).tobytes() for a in arrays) for i in range(rows)]
+    arrays = [np.asarray(a.astype(mx.float32)) if isinstance(a, mx.array) else a for a in (result if isinstance(result, tuple) else (result,))]
+    return [b"".join(a[i].tobytes() for a in arrays) for i in range(rows)]
 
 
 def _identity(choices: list[Choice], used: list[Route]) -> str:
