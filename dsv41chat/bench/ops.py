@@ -37,7 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--routes", nargs="+", help="default: stock and compiled; with --build: auto")
     parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON and write no receipt")
+    # Without a default of its own: `--json` is an option of every command and may have been read already.
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print everything as JSON and write no receipt")
     parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="receipt file or folder")
 
 
@@ -100,7 +101,7 @@ def run_options(o: argparse.Namespace) -> int:
     words = {k: getattr(o, k) for k in ("shape", "bits", "dtype", "routes", "context")}
     shown = " ".join(f"--{k} {' '.join(map(str, v)) if isinstance(v, list) else v}" for k, v in words.items() if v)
     payload["command"] = f"dsv41chat bench ops {f'--build {o.build.name} ' if o.build else ''}{shown}"
-    if o.json:
+    if getattr(o, "json", False):
         print(json.dumps(payload, indent=1))
         return 0
     print(json.dumps(payload["bars"], indent=1))
