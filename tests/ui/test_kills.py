@@ -57,7 +57,7 @@ class Round:
     def streaming(self) -> None:
         self.send(self.text("question"))
         deadline = time.monotonic() + 60
-        while not count(screen := self.terminal.screen) and "tok/s · first" not in screen:
+        while not count(screen := self.terminal.screen) and "tok/s · " not in screen:
             assert time.monotonic() < deadline, screen
             time.sleep(0.05)
 
@@ -76,7 +76,7 @@ class Round:
     def stopped(self) -> None:
         self.streaming()
         self.terminal.keys("Escape")
-        self.terminal.wait("tok/s · first", 60)
+        self.terminal.wait("tok/s · ", 60)
         self.terminal.wait("gen ", gone=True)
 
     def edit(self) -> None:
