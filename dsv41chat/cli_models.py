@@ -215,7 +215,7 @@ def _verify(context: Any) -> int:
                 raise UsageError(f"{path}: no check of this file applies to {ref.name}.", hint="input_ids and logits are needed at least")
             checks += [asdict(check) for check in report.checks]
     else:
-        checks = [_plain(found.name, found.what) for found in _structure(context, host, ref)]
+        checks = [_plain(found.name, found.what, found.checked) for found in _structure(context, host, ref)]
     ok = all(check["ok"] for check in checks if check["hard"])
     if args.json:
         contents = "logits" if args.goldens else "all" if args.full else "not read"
@@ -225,7 +225,7 @@ def _verify(context: Any) -> int:
         context.table(("check", "mode", "n", "max abs", "top-1", "first bad", "verdict"), [_row(check) for check in checks])
     else:
         for check in checks:
-            context.print(f"{check['name']:10} ok   {check['what']}")
+            context.print(f"{check['name']:10} {'ok' if check['ok'] else '-':4} {check['what']}")
         if not args.full:
             context.print(f"{'contents':10} -    not read: --full reads every byte, --goldens compares logits")
     if not ok:
@@ -251,8 +251,10 @@ def _structure(context: Any, host: Any, ref: Any) -> list[Any]:
 _FIELDS = ("name", "mode", "n", "max_abs", "top1", "first_bad", "hard", "ok")
 
 
-def _plain(name: str, what: str) -> dict[str, Any]:
-    return {"name": name, "mode": None, "n": None, "max_abs": None, "top1": None, "first_bad": None, "hard": True, "ok": True, "what": what}
+def _plain(name: str, what: str, checked: bool) -> dict[str, Any]:
+    """ok is null for a note: nothing was compared."""
+    unused = dict.fromkeys(("mode", "n", "max_abs", "top1", "first_bad"))
+    return {"name": name, **unused, "hard": checked, "ok": True if checked else None, "what": what}
 
 
 def _number(value: Any) -> Any:

@@ -332,7 +332,11 @@ def test_verify_says_that_contents_were_not_read(program, monkeypatch):
     assert "not read: --full reads every byte" in program("models", "verify", "nano").out
     assert program("models", "verify", "nano", "--json").object["contents"] == "not read"
     full = program("models", "verify", "nano", "--full")
-    assert "not read" not in full.out and "checksums" in full.out
+    assert "not read" not in full.out and "checksums  ok   3 files" in full.out
+    monkeypatch.setattr("dsv41chat.engine.verify_full", lambda folder, **options: [Found("checksums", "not compared", checked=False)])
+    assert "checksums  -    not compared" in program("models", "verify", "nano", "--full").out
+    found = program("models", "verify", "nano", "--full", "--json").object
+    assert found["ok"] and [check["ok"] for check in found["checks"]] == [True, None]
 
 
 def test_add_says_what_becomes_the_default_and_what_cannot_chat(program, tmp_path, monkeypatch):

@@ -30,10 +30,14 @@ _LISTS = ("SHA256SUMS", "sha256sums.txt", "checksums.sha256")
 
 @dataclass(frozen=True)
 class Found:
-    """One check that holds. name: headers, shards, tokenizer, ...; what: what was seen, in words."""
+    """One check that holds. name: headers, shards, tokenizer, ...; what: what was seen, in words.
+
+    checked: False for a note on what could not be checked, which is neither a fault nor a proof.
+    """
 
     name: str
     what: str
+    checked: bool = True
 
 
 def verify_plain(folder: str | Path, *, cache_dir: Path | None = None) -> Iterator[Found]:
@@ -108,14 +112,15 @@ def verify_full(
     """Read every byte of the shards. done: digests of files that an earlier run finished, by file and date; added to.
 
     Checks sha256 where a digest is known (a conversion's manifests, SHA256SUMS, a hub client's metadata), scales for NaN and codebook
-    markers. progress: file, bytes read of all files, bytes in all. Raises PackError or Cancelled.
+    markers. Files of which no digest is known are a note. progress: file, bytes read of all files, bytes in all. Raises PackError or Cancelled.
     """
     pack = open_pack(folder)
     known = {folder: _known_digests(folder) for folder in {path.parent for path in pack.index.files}}
     total, read, compared = sum(path.stat().st_size for path in pack.index.files), 0, 0
     for path in pack.index.files:
         stat = path.stat()
-        key = f"verify.{pack.fingerprint[:16]}.{path.name}.{stat.st_size}.{stat.st_mtime_ns}"
+        # A copy that keeps the date may differ all the same, so the file itself is part of the key.
+        key = f"verify.{pack.fingerprint[:16]}-{stat.st_dev}-{stat.st_ino}.{path.name}.{stat.st_size}.{stat.st_mtime_ns}"
         if key not in done:
             done[key] = _sha256(path, lambda n, path=path, read=read: progress(path.name, read + n, total), cancel)
         read += stat.st_size
@@ -124,9 +129,10 @@ def verify_full(
             compared += 1
             if done[key] != published:
                 raise PackDamaged(f"{path.name} has the sha256 {done[key]}, published is {published}", "download the file again")
-    rest = len(pack.index.files) - compared
-    words = f"{compared} files have the published sha256" + (f"; of {rest} no digest is known" if rest else "")
-    yield Found("checksums", words)
+    if compared:
+        yield Found("checksums", f"{compared} files have the published sha256")
+    if rest := len(pack.index.files) - compared:
+        yield Found("checksums", f"not compared: of {rest} of {len(pack.index.files)} files no sha256 is known (SHA256SUMS in the folder)", False)
     yield Found("bytes", f"{_scan(pack, cancel):,} matrices without a NaN scale or a foreign codebook")
 
 

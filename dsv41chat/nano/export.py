@@ -117,7 +117,7 @@ def write_safetensors(path: Path, tensors: list[Tensor]) -> int:
 
 
 def write_weights(folder: Path, p: dict, bias: dict) -> dict[str, str]:
-    """Shards and `model.safetensors.index.json`. -> file name: sha256."""
+    """Shards, `model.safetensors.index.json` and SHA256SUMS, which `models verify --full` compares, of copies too. -> file name: sha256."""
     folder.mkdir(parents=True, exist_ok=True)
     index, total, digests = {}, 0, {}
     for k, tensors in enumerate(release_tensors(p, bias), 1):
@@ -126,6 +126,7 @@ def write_weights(folder: Path, p: dict, bias: dict) -> dict[str, str]:
         index.update({t[0]: name for t in tensors})
         digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))})
+    (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()), encoding="utf-8")
     return digests
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 
 import numpy as np
 import pytest
 
+from dsv41chat.engine import probe_pack
 from dsv41chat.engine.convert.convert import convert_pack, plan_conversion
 from dsv41chat.engine.errors import Cancelled, PackDamaged, PackIncomplete
 from dsv41chat.engine.verify import verify_full, verify_plain
@@ -109,7 +111,27 @@ def test_checksums(publish, tmp_path):
 
 
 def test_without_a_digest_it_says_so(tmp_path):
-    assert next(verify_full(tiny(tmp_path / "pack"), done={})).what == "0 files have the published sha256; of 1 no digest is known"
+    first = next(verify_full(tiny(tmp_path / "pack"), done={}))
+    assert first.what.startswith("not compared: of 1 of 1 files no sha256 is known") and not first.checked
+
+
+def test_a_damaged_copy_of_the_embedded_pack_is_another_build_and_found(tmp_path):
+    """One bit in the middle of the largest shard, in a copy that keeps the dates of the sound one."""
+    copy, done = tmp_path / "copy", {}
+    shutil.copytree(embedded_pack(), copy)
+    assert [found.what for found in verify_full(copy, done=done) if found.name == "checksums"] == ["4 files have the published sha256"]
+    sound = probe_pack(embedded_pack()).fingerprint
+    assert probe_pack(copy).fingerprint == sound
+    shard = copy / "model-00001-of-00004.safetensors"
+    stat = shard.stat()
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.unlink()
+    shard.write_bytes(data)
+    os.utime(shard, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert probe_pack(copy).fingerprint != sound
+    with pytest.raises(PackDamaged, match=f"{shard.name} has the sha256 {digest(shard)}, published is"):
+        list(verify_full(copy, done=done))
 
 
 def test_a_conversion_carries_its_digests(tmp_path):

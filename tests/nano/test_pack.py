@@ -20,6 +20,9 @@ def test_sizes_and_papers():
     papers = json.loads(files["provenance.json"].read_text())
     for name, digest in papers["shard_sha256"].items():
         assert hashlib.sha256(files[name].read_bytes()).hexdigest() == digest
+    listed = [line.split("  ") for line in files["SHA256SUMS"].read_text().splitlines()]
+    shards = sorted(name for name in files if name.endswith(".safetensors"))
+    assert {name: digest for digest, name in listed} == papers["shard_sha256"] and [name for _, name in listed] == shards
     assert hashlib.sha256(files["tokenizer.json"].read_bytes()).hexdigest() == papers["tokenizer_sha256"] == papers["corpus"]["tokenizer_sha256"]
     notices = files["DATA_LICENSES.md"].read_text()
     assert all(word in notices for word in ("Princeton University", "Python Software Foundation", "GeoNames", "CC BY 4.0", "periodictable"))
