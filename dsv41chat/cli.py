@@ -179,7 +179,7 @@ class _Chat:
             self.out = Out(Path(args.path).expanduser() if args.path else None, force=args.force, interrupts=self.interrupts)
             self.sink = headless.make_sink(
                 args.output or "text", self.out, self.stderr, self.clock,
-                stream=not args.no_stream, show_thinking=args.show_thinking, extract=args.extract,
+                stream=not args.no_stream, show_thinking=args.show_thinking, extract=args.extract, strict=args.strict,
             )  # fmt: skip
             if args.batch is not None:
                 return self._batch(args, settings)

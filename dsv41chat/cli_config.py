@@ -31,6 +31,8 @@ def _show(context: Any) -> int:
         context.json({name: {"value": value, "origin": origin} if context.args.origin else value for name, value, origin in values})
     elif context.args.origin:
         context.table(("origin", "key"), [(origin, f"{name} = {toml(value)}") for name, value, origin in values])
+        words = "a build's own defaults (models info NAME) stand before what is listed as default and after a file, env or flag"
+        context.stderr.notice(f"note: {words}; F8 shows what counts in a conversation.")
     else:
         for name, value, _ in values:
             context.print(f"{name} = {toml(value)}")

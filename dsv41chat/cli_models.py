@@ -155,6 +155,8 @@ def _memory_words(admission: Any) -> str:
 
 def _add(context: Any) -> int:
     folder = Path(context.args.folder).expanduser()
+    if not folder.is_dir():
+        raise PackMissing(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}.", hint="give the folder that holds the build")
     if not (folder / "config.json").is_file():
         raise PackMissing(f"{folder} has no config.json.", hint="give the folder that holds config.json and the .safetensors files")
     from dsv41chat.ui.turn_events import BuildRef

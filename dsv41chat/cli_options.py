@@ -6,6 +6,7 @@ Options may stand before or after the prompt, so the chat parser declares no pos
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,6 +35,9 @@ commands: conversations, models, cache, config, doctor, bench, eval, completion 
 """
 
 
+_MISTYPED = re.compile(r"argument (\S+): invalid \w+ value: (.*)$", re.DOTALL)
+
+
 class Parser(argparse.ArgumentParser):
     """Raises UsageError instead of printing and leaving."""
 
@@ -45,6 +49,10 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction) and message.startswith("argument") and "invalid choice" in message:
                 word = message.split("'")[1] if "'" in message else ""
                 message = f"unknown command {word!r}{near(word, action.choices)}"
+            elif (match := _MISTYPED.match(message)) and "/".join(action.option_strings) == match[1]:
+                # argparse names the function that reads the value.
+                help_words = f" ({action.help % vars(action)})" if action.help else ""
+                message = f"argument {match[1]}: {match[2]} cannot be read as {action.metavar or action.dest}{help_words}"
         raise UsageError(f"{message[:1].upper()}{message[1:]}.", hint=f"{self.prog} -h")
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
@@ -174,7 +182,7 @@ def chat_parser() -> Parser:
     g.add_argument("--extract", nargs="?", const="", metavar="LANG", help="text: only the first fenced block (of that language)")
     g.add_argument("-o", "--output", dest="path", metavar="PATH", help="write to a file instead of stdout")
     g.add_argument("--force", action="store_true", help="load a build that does not fit; overwrite the file of -o or --batch-output")
-    g.add_argument("--strict", action="store_true", help="exit 10 for a cut answer, 11 for one that repeats itself")
+    g.add_argument("--strict", action="store_true", help="exit 10 for a cut answer, 11 for one that repeats itself, 12 without a block to extract")
     g.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="limit of the whole run; exit 124")
     g.add_argument("--progress", choices=("auto", "always", "never"), help="progress on stderr")
     action = g.add_mutually_exclusive_group()

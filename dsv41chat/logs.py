@@ -46,7 +46,8 @@ def start_logging(folder: Path, level: str, file: Path | None = None, *, stderr:
     problem = None
     path = file or folder / "dsv41chat.log"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (*reversed(path.parent.parents), path.parent):  # parents=True would leave those above open to others
+            folder.mkdir(mode=0o700, exist_ok=True)
         handler: logging.Handler = _PrivateFile(path, maxBytes=_BYTES, backupCount=_FILES - 1, encoding="utf-8", delay=False)
         handler.setLevel(level.upper())
         handler.setFormatter(logging.Formatter(_FORMAT))

@@ -246,7 +246,8 @@ def test_config(program, tmp_path):
     shown = program("config", "show", *words, "--json").object
     assert set(KEYS) == set(shown) and shown["chat.effort"] == "low"
     assert program("config", "show", "--origin", *words, "--json").object["chat.effort"] == {"value": "low", "origin": "file"}
-    assert 'file     chat.effort = "low"' in program("config", "show", "--origin", *words).out
+    table = program("config", "show", "--origin", *words)
+    assert 'file     chat.effort = "low"' in table.out and "a build's own defaults" in table.err and "build" not in table.out.split()
     assert 'chat.effort = "low"' in program("config", "show", *words).out.splitlines()
     assert program("config", "set", "chat.efort", "low", *words).code == 3
     assert program("config", "set", "chat.effort", "most", *words).code == 3
@@ -322,6 +323,22 @@ def test_an_empty_place_is_refused(program, option):
 
 def test_errors_are_sentences(program):
     assert program("conversations", "show", "zzzz").err.startswith("dsv41chat: There is no conversation 'zzzz'.  Try: dsv41chat conversations list")
+
+
+def test_a_value_of_the_wrong_kind_is_named_by_its_option(program):
+    said = program("cache", "prune", "--older-than", "banana").err
+    assert "Argument --older-than: 'banana' cannot be read as D (not used for this long: 12h, 30d, 4w)." in said and "_age" not in said
+    assert "Argument --experts: 'x' cannot be read as N (routed experts to keep per layer: a number, or a share such as 75%)." in program(
+        "models", "prune", "a", "b", "--experts", "x"
+    ).err  # fmt: skip
+
+
+def test_add_says_whether_the_folder_is_there(program, tmp_path):
+    assert "does not exist" in program("models", "add", str(tmp_path / "none")).err
+    (tmp_path / "file").touch()
+    assert "is not a folder" in program("models", "add", str(tmp_path / "file")).err
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in program("models", "add", str(tmp_path / "empty")).err
 
 
 def test_verify_says_that_contents_were_not_read(program, monkeypatch):

@@ -167,9 +167,9 @@ def read_config_json(folder: str | Path) -> dict[str, Any]:
     try:
         outer = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise PackDamaged(f"{path} cannot be read as JSON: {error}") from error
+        raise PackDamaged(f"{path} cannot be read as JSON: {error}", "copy config.json again from its source") from error
     if not isinstance(outer, dict):
-        raise PackDamaged(f"{path} holds {type(outer).__name__}, expected an object")
+        raise PackDamaged(f"{path} holds {type(outer).__name__}, expected an object", "copy config.json again from its source")
     return outer
 
 

@@ -185,7 +185,7 @@ def open_engine(
     pack = open_pack(folder)
     limit = pack.config.max_position_embeddings
     if context is not None and not 0 < context <= limit:
-        raise PackUnsupported(f"a context of {context:,} tokens was asked for; {pack.folder.name} holds 1 to {limit:,}", f"--context {limit}")
+        raise PackUnsupported(f"a context of {context:,} tokens was asked for; this build holds 1 to {limit:,}", f"--context {limit}")
     resident = engram is not None and engram.mode == "resident"
     plan = plan_memory(pack, dtype=getattr(mx, dtype) if dtype else None, tables_resident=resident, routes=routes)
     admission = admit(plan, machine or read_machine(), limit, context, margin)

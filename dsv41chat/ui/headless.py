@@ -17,7 +17,7 @@ from dsv41chat.ui.engine_thread import Abandoned
 from dsv41chat.ui.interrupts import Interrupts
 from dsv41chat.ui.output import JsonSink, Out, ReaderGone, Sink, Stderr, StreamSink, TextSink, UsageError, receipt, show_progress
 from dsv41chat.ui.turn import TurnController
-from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Resuming, Started, StatusAsked, TurnRequest, Warned
+from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Resuming, Started, StatusAsked, TurnRequest, Warned, exit_code
 
 if TYPE_CHECKING:
     from dsv41chat.ui.host import EngineHost
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STRICT_CODES = {"length": 10, "loop": 11}
+STRICT_NO_BLOCK = 12  # --extract found none; a cut answer or a loop, which may be why, goes before it
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,15 @@ class Job:
     program: str = "dsv41chat"
 
 
-def make_sink(mode: str, out: Out, stderr: Stderr, clock: Callable[[], float], *, stream: bool, show_thinking: bool, extract: str | None) -> Sink:
+def make_sink(
+    mode: str, out: Out, stderr: Stderr, clock: Callable[[], float], *, stream: bool, show_thinking: bool, extract: str | None, strict: bool = False
+) -> Sink:
     """mode: text, json or stream-json."""
     if mode == "json":
         return JsonSink(out, stderr, clock)
     if mode == "stream-json":
         return StreamSink(out, stderr, clock, drafts=stderr.level >= 1)
-    return TextSink(out, stderr, clock, stream=stream, show_thinking=show_thinking, extract=extract)
+    return TextSink(out, stderr, clock, stream=stream, show_thinking=show_thinking, extract=extract, strict=strict)
 
 
 def run(job: Job, controller: TurnController, sink: Sink, stderr: Stderr, interrupts: Interrupts) -> int:
@@ -104,7 +107,7 @@ class _Runner:
             self._say_cut(last)
             self.stderr.timing(receipt(last))
         self._say_default(default)
-        code = STRICT_CODES.get(finished[-1].finish, 0) if self.job.strict else 0
+        code = STRICT_CODES.get(finished[-1].finish, STRICT_NO_BLOCK if self.sink.lacking else 0) if self.job.strict else 0
         self.sink.done(finished, code, {})
         return code
 
@@ -206,8 +209,14 @@ class _Runner:
             self.job.conversation_id, text=self.job.prompts[0], parent_id=self.job.parent_id, system=self.job.system, build=self.job.build
         )
         estimate = self.controller.estimate(request)
-        self.sink.done([], 0, {"finish": "dry_run", "conversation": self.job.conversation_id, **estimate})
-        return 0
+        code = 0
+        if estimate["prompt_tokens"] >= estimate["context_limit"]:
+            # What the real run would end with.
+            code = exit_code("context_full")
+            sizes = f"{estimate['prompt_tokens']:,} tokens, the context holds {estimate['context_limit']:,}"
+            self.stderr.notice(f"warning: the prompt does not fit: it has {sizes}, and the answer needs room too.")
+        self.sink.done([], code, {"finish": "dry_run", "conversation": self.job.conversation_id, **estimate})
+        return code
 
     def _load_only(self) -> int:
         conversation = self.controller.store.conversation(self.job.conversation_id) if self.job.conversation_id else None

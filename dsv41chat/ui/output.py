@@ -283,6 +283,7 @@ class Sink:
         self.turn = 0
 
     text = False  # whether people read it
+    lacking = False  # whether an answer had no block that --extract could write
 
     def event(self, event: Any) -> None:
         raise NotImplementedError
@@ -303,12 +304,18 @@ class Sink:
 
 
 class TextSink(Sink):
-    """The answers, each ended by a newline. stream: as they are produced; extract: None or the language ("" any) of a block."""
+    """The answers, each ended by a newline. stream: as they are produced; extract: None or the language ("" any) of a block.
+
+    strict: an answer without such a block is not written; otherwise it is written whole, with a warning.
+    """
 
     text = True
 
-    def __init__(self, out: Out, stderr: Stderr, clock: Callable[[], float], *, stream: bool, show_thinking: bool, extract: str | None):
+    def __init__(
+        self, out: Out, stderr: Stderr, clock: Callable[[], float], *, stream: bool, show_thinking: bool, extract: str | None, strict: bool = False
+    ):
         super().__init__(out, stderr, clock)
+        self.strict = strict
         self.stream = stream and extract is None  # a block is known when the answer is complete
         self.show_thinking = show_thinking
         self.extract = extract
@@ -332,7 +339,11 @@ class TextSink(Sink):
             block = first_block(text, self.extract)
             if block is None:
                 wanted = f"{self.extract} block" if self.extract else "fenced block"
-                self.stderr.notice(f"warning: the answer has no {wanted}; the whole answer was written.")
+                self.lacking = True
+                written = "nothing was written (--strict)" if self.strict else "the whole answer was written"
+                self.stderr.notice(f"warning: the answer has no {wanted}; {written}.")
+                if self.strict:
+                    return
             text = text if block is None else block
         if not self.stream:
             self._put(text)
@@ -341,6 +352,8 @@ class TextSink(Sink):
 
     def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
         for name, value in extra.items():
+            if value == "dry_run" or (name == "conversation" and value is None):
+                continue  # for programs; people asked for it
             self._put(f"{name} {value if value is not None else '-'}\n")
 
     def failed(self, failed: Failed, exit_code: int) -> None:

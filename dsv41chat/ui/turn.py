@@ -374,9 +374,10 @@ class _Turn:
         self.state = self.c.state_turn(self.conversation, path, options)
         self.state_key, self.options, self.prompt_ids = key, options, prompt.ids
         if len(prompt.ids) >= engine.context_limit:
+            larger = "--context with a larger number, " if engine.context_limit < (build.context or 0) else ""
             raise ContextFull(
                 f"The prompt has {len(prompt.ids):,} tokens, the context of {build.name} holds {engine.context_limit:,}.",
-                hint="--context with a larger number, a new conversation, or --branch an earlier message",
+                hint=f"{larger}a new conversation, or --branch an earlier message",
             )
         params = self._params(options, seed, build)
         self.host.note_use(build)

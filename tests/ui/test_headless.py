@@ -130,6 +130,13 @@ def test_extract(program, options, expected, warned):
     assert result.out == expected and ("warning" in result.err) is warned
 
 
+def test_extract_without_a_block_writes_nothing_under_strict(program):
+    result = program("--headless", "hi", "--extract", "rust", "--strict", script=Script(BLOCKS))
+    assert (result.code, result.out) == (12, "") and "no rust block; nothing was written" in result.err
+    assert program("--headless", "hi", "--extract", "sh", "--strict", script=Script(BLOCKS)).code == 0
+    assert program("--headless", "hi", "--extract", "rust", "--strict", script=Script("no code", finish="length")).code == 10
+
+
 def test_extract_takes_a_lone_sentence_for_the_prompt(program):
     assert program("--headless", "--extract", "write some code", script=Script(BLOCKS)).out == "ls\n"
 

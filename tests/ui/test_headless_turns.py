@@ -216,6 +216,10 @@ def test_load_only_and_dry_run_answer_nothing(program):
     assert "loaded nano" in program("--load-only").out
     counted = program("--json", "--dry-run", "hi", script=script)
     assert counted.object["prompt_tokens"] == counted.object["prefill_tokens"] > 5 and counted.object["cached_tokens"] == 0
+    assert "fit" not in counted.err and "dry_run" not in program("--dry-run", "hi", script=script).out
+    full = program("--json", "--dry-run", "hi " * 9000, script=script)
+    assert full.code == full.object["exit_code"] == 7 and full.object["prompt_tokens"] > 8192
+    assert "warning: the prompt does not fit" in full.err
     assert script.prompts == []
     with Store.open(program.data, readonly=True) as store:
         assert store.list_conversations() == []

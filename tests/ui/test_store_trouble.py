@@ -120,6 +120,15 @@ def test_a_locked_database_in_scripted_mode(program, monkeypatch):
     assert program("--json", "-c", "second").code == 0
 
 
+def test_a_log_makes_private_folders(tmp_path):
+    """The log is the first to need the folder of --data-dir."""
+    from dsv41chat.logs import start_logging, stop_logging
+
+    assert start_logging(tmp_path / "data" / "log", "info") is None
+    stop_logging()
+    assert {folder.stat().st_mode & 0o777 for folder in (tmp_path / "data", tmp_path / "data" / "log")} == {0o700}
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_log_that_cannot_grow_is_silent(tmp_path, capfd):
     from dsv41chat.logs import start_logging, stop_logging

@@ -144,7 +144,8 @@ def _derived_cached(tokenizer_json: Path, cache_dir: str | Path | None) -> np.nd
         log.warning("%s cannot be used (%s); deriving it again", file, error)
     derived = _derive(ChatTokenizer(data, str(tokenizer_json)))
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        for made in (*reversed(file.parent.parents), file.parent):  # private, the cache folder above it too
+            made.mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             np.save(Path(folder) / file.name, derived)
             os.replace(Path(folder) / file.name, file)

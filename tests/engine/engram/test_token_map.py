@@ -60,6 +60,12 @@ def small(tmp_path):
     return pack, derive_token_map(pack / "tokenizer.json")
 
 
+def test_the_folders_it_makes_are_private(small, tmp_path):
+    kept = tmp_path / "data" / "cache"
+    load_token_map(small[0], len(small[1]), kept)
+    assert {folder.stat().st_mode & 0o777 for folder in (kept.parent, kept, kept / "engram_map")} == {0o700}
+
+
 def test_release_figures(release):
     facts = load("tokenizer_facts")["engram_map"]
     token_map = release[1]
