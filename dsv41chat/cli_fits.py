@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dsv41chat.ui.output import UsageError
@@ -10,6 +11,7 @@ from dsv41chat.ui.units import size
 
 RECIPES = ("native", "affine-8", "mixed-4_8", "affine-4", "mixed-2.4", "2bit-dq")
 MACS = (96, 128, 192, 256, 512)  # GiB, as they are sold
+_SAY_S = 2.0
 OTHERS_BYTES = 6 * 10**9  # what the system and other programs are taken to use on a machine that is only described
 # Rows of the README: V4-Pro in the two ends only, and affine-4, which is as large as the lossless form, not at all.
 README_ROWS = {
@@ -48,7 +50,7 @@ def _fits(context: Any) -> int:
         return 0
     machines = mac(args.mac) if args.mac else (read_machine(),)
     rows = []
-    for build in paper_builds(recipes=RECIPES):
+    for build in paper_builds(recipes=RECIPES, progress=_progress(context)):
         found, raised = best(build, machines)
         plan = build.plan
         rows.append(
@@ -65,6 +67,18 @@ def _fits(context: Any) -> int:
     lines = [(row["release"], row["recipe"], size(row["disk"]), size(row["memory"]), verdict(row), f"{row['context']:,}") for row in rows]
     context.table(head, lines)
     return 0
+
+
+def _progress(context: Any) -> Callable[[int, int], None]:
+    """Says every two seconds how far it is: all layers of every build are laid out, which takes seconds on a slow machine."""
+    last = [time.monotonic()]
+
+    def report(done: int, total: int) -> None:
+        if time.monotonic() - last[0] >= _SAY_S:
+            last[0] = time.monotonic()
+            context.stderr.notice(f"laid out {done} of {total} builds")
+
+    return report
 
 
 def mac(gigabytes: int) -> tuple[Any, Any]:

@@ -492,7 +492,10 @@ def test_models_fits(program, monkeypatch):
     rows = {row["recipe"]: row for row in program("models", "fits", "--mac", "256", "--json").object}
     assert rows["native"]["fits"] == "fits" and rows["native"]["context"] == 1 << 20 and not rows["native"]["wired_limit"]
     assert "weights 156.9 GB" in rows["native"]["words"]
-    table = program("models", "fits", "--mac", "128").out.splitlines()
+    monkeypatch.setattr("dsv41chat.cli_fits._SAY_S", 0.0)
+    said = program("models", "fits", "--mac", "128")
+    table = said.out.splitlines()
+    assert "laid out 1 of" in said.err and "laid out" not in said.out
     assert table[0].split() == ["release", "recipe", "disk", "memory", "fits", "context"]
     assert table[1].split()[:2] == ["V4-Flash", "native"] and "does not fit" in table[1] and "with a raised wired limit" in table[2]
     for words in (["--mac", "7"], ["--mac", "x"], ["--markdown", "--json"]):

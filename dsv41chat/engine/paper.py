@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,14 +51,25 @@ class PaperBuild:
         return admit(self.plan, machine, self.maximum, context)
 
 
-def paper_builds(names: Iterable[str] | None = None, recipes: Iterable[str] = ("native",)) -> list[PaperBuild]:
-    """One per release (all of them by default) and recipe, in that order. Raises KeyError for a name that is none, PackUnsupported for a recipe."""
-    return [_line(name, recipe) for name in (RELEASES if names is None else names) for recipe in recipes]
+def paper_builds(
+    names: Iterable[str] | None = None, recipes: Iterable[str] = ("native",), progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[PaperBuild]:
+    """One per release (all of them by default) and recipe, in that order. progress: builds done, builds in all.
+
+    Raises KeyError for a name that is none, PackUnsupported for a recipe.
+    """
+    names, recipes, found = list(RELEASES if names is None else names), list(recipes), []
+    for name in names:
+        released: dict[tuple[int, ...], Pack] = {}  # by numbers of experts: every recipe starts from the same headers
+        for recipe in recipes:
+            progress(len(found), len(names) * len(recipes))
+            found.append(_line(name, recipe, released))
+    return found
 
 
-def laid_out(outer: dict[str, Any], recipe: str) -> tuple[int, MemoryPlan]:
-    """(bytes on disk, memory) of a conversion of the release with this configuration."""
-    pack = release_pack(outer)
+def laid_out(outer: dict[str, Any], recipe: str, pack: Pack | None = None) -> tuple[int, MemoryPlan]:
+    """(bytes on disk, memory) of a conversion of the release with this configuration. pack: its `release_pack`, where that is at hand."""
+    pack = pack or release_pack(outer)
     groups = plan_groups(pack, Choice.of(recipe, None, "keep", pack.config.num_hidden_layers))
     out = {t.name: TensorRef(t.name, _NOWHERE, t.tag, t.shape, 8, t.nbytes) for group in groups for t in group.tensors}
     converted = _pack(outer, release_tensors(out), None)
@@ -93,21 +104,24 @@ def _pack(outer: dict[str, Any], refs: dict[str, TensorRef], block: int | None) 
     return Pack(_NOWHERE, config, plan, PackIndex(_NOWHERE, refs, ()), expected, "", {}, (), find_drafter(refs, config))
 
 
-def _line(name: str, recipe: str) -> PaperBuild:
+def _line(name: str, recipe: str, released: dict[tuple[int, ...], Pack]) -> PaperBuild:
     outer = RELEASES[name]
     inner = outer.get("text_config", outer)
     counts = {key: inner[key] for key in _COUNTS if key in inner}
-    base = _sizes(outer, recipe, dict.fromkeys(counts, _FEW))
+    base = _sizes(outer, recipe, dict.fromkeys(counts, _FEW), released)
     found = dict(base)
     for key, count in counts.items():
-        one_more = _sizes(outer, recipe, dict.fromkeys(counts, _FEW) | {key: _FEW + 1})
+        one_more = _sizes(outer, recipe, dict.fromkeys(counts, _FEW) | {key: _FEW + 1}, released)
         found = {size: found[size] + (count - _FEW) * (one_more[size] - base[size]) for size in found}
     return PaperBuild(name, recipe, found.pop("disk"), MemoryPlan(**found), inner["max_position_embeddings"])
 
 
-def _sizes(outer: dict[str, Any], recipe: str, counts: dict[str, int]) -> dict[str, Any]:
+def _sizes(outer: dict[str, Any], recipe: str, counts: dict[str, int], released: dict[tuple[int, ...], Pack]) -> dict[str, Any]:
     """Every byte count of the build with so many experts."""
     changed = copy.deepcopy(outer)
     changed.get("text_config", changed).update(counts)
-    disk, plan = laid_out(changed, recipe)
+    key = tuple(counts.values())
+    if key not in released:
+        released[key] = release_pack(changed)
+    disk, plan = laid_out(changed, recipe, released[key])
     return {"disk": disk, **asdict(plan)}

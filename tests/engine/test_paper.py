@@ -7,7 +7,7 @@ import pytest
 from dsv41chat.cli_fits import best, mac, spark
 from dsv41chat.engine.admission import MemoryPlan
 from dsv41chat.engine.device import Machine
-from dsv41chat.engine.paper import laid_out, paper_builds
+from dsv41chat.engine.paper import laid_out, paper_builds, release_pack
 from dsv41chat.engine.published import RELEASES, V4_FLASH
 
 
@@ -24,6 +24,15 @@ def test_the_line_meets_a_build_further_on(monkeypatch):
     (build,) = paper_builds(["few"], ["mixed-2.4"])
     assert same(build, few, "mixed-2.4")
     assert not same(build, few | {"n_routed_experts": 20}, "mixed-2.4"), "it would notice a single expert"
+
+
+def test_recipes_share_the_headers_of_their_release(monkeypatch):
+    few, made = V4_FLASH | {"n_routed_experts": 21}, []
+    monkeypatch.setitem(RELEASES, "few", few)
+    monkeypatch.setattr("dsv41chat.engine.paper.release_pack", lambda outer: made.append(outer["n_routed_experts"]) or release_pack(outer))
+    together = paper_builds(["few"], ["native", "affine-8"])
+    assert made == [6, 7]
+    assert together == [paper_builds(["few"], [recipe])[0] for recipe in ("native", "affine-8")]
 
 
 @pytest.mark.slow

@@ -31,8 +31,9 @@ def check_names(
     """
     known, missing = set(), []
     for name, want in expected.items():
-        known |= _names_of(tensors, name, want)
-        if not want.optional and not is_there(tensors, name, want):
+        names = _names_of(tensors, name, want)
+        known |= names
+        if not want.optional and not _holds_values(tensors, name, names):
             missing.append(name)
     skipped: Counter[str] = Counter()
     unexpected = []
@@ -91,7 +92,12 @@ def table_spec(tensors: Mapping[str, TensorRef], name: str, want: Expected) -> T
 
 def is_there(tensors: Mapping[str, TensorRef], name: str, want: Expected) -> bool:
     """Whether the tensor, or the matrix in any format, has its values here."""
-    return any(n in tensors for n in _names_of(tensors, name, want) - _companions(name))
+    return _holds_values(tensors, name, _names_of(tensors, name, want))
+
+
+def _holds_values(tensors: Mapping[str, TensorRef], name: str, names: set[str]) -> bool:
+    """Whether one of the names that `name` may be stored as is here and more than a companion. Most often it is `name` itself."""
+    return (name in names and name in tensors) or any(n in tensors for n in names - _companions(name))
 
 
 def names_in_use(tensors: Mapping[str, TensorRef], expected: Mapping[str, Expected]) -> set[str]:
