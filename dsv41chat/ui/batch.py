@@ -21,7 +21,7 @@ from dsv41chat.ui.inputs import decode, read_stdin, read_text
 from dsv41chat.ui.interrupts import Interrupts
 from dsv41chat.ui.output import SCHEMA, Out, Stderr, UsageError, show_progress
 from dsv41chat.ui.sanitize import json_text
-from dsv41chat.ui.turn_events import Failed, Finished, Started, TurnRequest, exit_code
+from dsv41chat.ui.turn_events import Failed, Finished, Noticed, Started, TurnRequest, exit_code
 
 if TYPE_CHECKING:
     from dsv41chat.store import Store
@@ -165,11 +165,12 @@ def run(items: Sequence[Item], controller: TurnController, plan: Plan, out: Out,
     interrupts.on_stop, interrupts.on_abort = controller.cancel, controller.abort
     base = secrets.randbelow(1 << 31) if plan.seed is None else plan.seed
     ran = failed = 0
+    told: set[str] = set()
     try:
         for index, item in enumerate(items):
             if item.id in done:
                 continue
-            line, ended = _run_item(item, controller, plan, base + index, stderr, interrupts)
+            line, ended = _run_item(item, controller, plan, base + index, stderr, interrupts, told)
             writer.write(json_text({"v": SCHEMA, "id": item.id} | line) + "\n")
             ran += 1
             if ended:
@@ -191,8 +192,10 @@ def _sum_up(items: int, done: int, ran: int, failed: int, stderr: Stderr) -> Non
     stderr.notice(f"batch: {failed:,} of {ran:,} items failed" + "".join(f"; {part}" for part in parts))
 
 
-def _run_item(item: Item, controller: TurnController, plan: Plan, seed: int, stderr: Stderr, interrupts: Interrupts) -> tuple[dict[str, Any], bool]:
-    """The fields of the item's line, and whether the whole batch was interrupted."""
+def _run_item(
+    item: Item, controller: TurnController, plan: Plan, seed: int, stderr: Stderr, interrupts: Interrupts, told: set[str]
+) -> tuple[dict[str, Any], bool]:
+    """The fields of the item's line, and whether the whole batch was interrupted. told: notices that an earlier item has given."""
     if interrupts.code is not None:
         return _error(*interrupts.error), True
     if item.error is not None:
@@ -218,6 +221,11 @@ def _run_item(item: Item, controller: TurnController, plan: Plan, seed: int, std
                 "usage": event.usage, "timing": event.timing, "seed": event.seed, "build": build,
                 **({"conversation": event.conversation_id} if plan.save else {}),
             }, False  # fmt: skip
+        elif isinstance(event, Noticed):
+            # Which model answers is news once.
+            if event.message not in told:
+                told.add(event.message)
+                show_progress(stderr, event)
         else:
             show_progress(stderr, event)
     raise RuntimeError("the turn ended without saying how")

@@ -78,6 +78,22 @@ def nearest(name: str) -> str | None:
     return OTHER_WORDS.get(near[0], near[0]) if near else None
 
 
+def usage(command: Command) -> str:
+    """"/export [FORMAT] [FILE]": how a command is written."""
+    return f"/{command.name} {command.arguments}".rstrip()
+
+
+def hint(text: str) -> str:
+    """What a line that begins with one slash may become: the commands that fit, or the only one with its sentence. Empty for none."""
+    if not text.startswith("/") or text.startswith("//") or "\n" in text:
+        return ""
+    name, space, _ = text[1:].partition(" ")
+    found = [command for command in COMMANDS if (command.name == name if space else command.name.startswith(name))]
+    if len(found) == 1:
+        return f"{usage(found[0])}: {found[0].help}"
+    return "  ".join(f"/{command.name}" for command in found)
+
+
 def parse_option(rest: str) -> tuple[str, object]:
     """("temperature", 0.7) of "temperature 0.7", checked like a setting. Raises CommandError."""
     name, _, text = rest.partition(" ")

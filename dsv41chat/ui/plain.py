@@ -16,11 +16,11 @@ from dsv41chat.engine.errors import EngineError
 from dsv41chat.settings import EFFORTS
 from dsv41chat.store import StoreError
 from dsv41chat.ui.builds import card_line
-from dsv41chat.ui.commands import COMMANDS, CommandError, parse, parse_option, read_attachment
+from dsv41chat.ui.commands import COMMANDS, CommandError, parse, parse_option, read_attachment, usage
 from dsv41chat.ui.details import details_text
 from dsv41chat.ui.export import FORMATS
 from dsv41chat.ui.inputs import fenced
-from dsv41chat.ui.present import age, clock, receipt
+from dsv41chat.ui.present import age, clock, readonly_reason, receipt
 from dsv41chat.ui.sanitize import sendable, visible, visible_line
 from dsv41chat.ui.status import Status
 from dsv41chat.ui.turn import TurnController
@@ -222,8 +222,10 @@ class PlainChat:
                 self.say(f"({line})")
         if view.interrupted:
             self.say("The last answer was interrupted; /retry answers again.")
-        if view.readonly:
-            self.say("Open elsewhere: read-only here.")
+        elif view.messages and view.messages[-1].role == "user" and not self.readonly:
+            self.say("The last message is not answered: /retry answers it.")
+        if self.readonly:
+            self.say(readonly_reason(view.holder, self.store))
 
     # Commands -----------------------------------------------------------------------------------------------------------
 
@@ -343,7 +345,7 @@ class PlainChat:
 
     def _command_help(self, rest: str) -> None:
         for command in COMMANDS:
-            self.say(f"/{command.name} {command.arguments}".ljust(40) + command.help)
+            self.say(usage(command).ljust(40) + command.help)
         self.say(f"{BLOCK} begins and ends a text of several lines. ctrl+C stops an answer, ctrl+D leaves.")
 
     def _command_quit(self, rest: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import datetime
 from typing import Any
@@ -106,6 +107,16 @@ def update_entry(entry: Entry, message: Any, branch: str | None = None) -> None:
         entry.receipt = receipt(message)
         usage, timing = message.usage or {}, message.timing or {}
         entry.thinking_note = thinking_note(usage.get("thinking_tokens", 0), timing.get("thinking_s"))
+
+
+def readonly_reason(holder: int | None, store: Any) -> str:
+    """Why nothing can be written in a conversation. holder: the pid of the process that has it open, None for no such process."""
+    if holder is not None:
+        return f"Open by process {holder} elsewhere: read-only here."
+    folder = store.path.parent if store.path is not None else None
+    if folder is not None and not os.access(folder, os.W_OK):
+        return f"Read-only: the folder {folder} cannot be written by this user. What is there can be read."
+    return "Read-only: opened with --readonly. Start without it to write here."
 
 
 def notice(text: str, key: str = "", error: bool = False) -> Entry:

@@ -94,6 +94,7 @@ class Status:
             self.prefilled = event.usage.get("prefilled_tokens", self.prefilled)
             self._end("idle")
         elif isinstance(event, Failed):
+            self.context_used = event.prompt_tokens or self.context_used
             self._end("error")
 
     def _end(self, phase: str) -> None:

@@ -238,6 +238,7 @@ class _Turn:
         self.parent: Any = None  # the user's message that is answered
         self.kept: Any = None  # the answer that is continued
         self.answer: AnswerRow | None = None
+        self.prompt_tokens = 0
         self.load_s = self.resume_s = 0.0
         self.state: StateTurn | None = None
         self.over = False  # the engine said how the answer ended
@@ -375,6 +376,7 @@ class _Turn:
         self.state_key, self.options, self.prompt_ids = key, options, prompt.ids
         if len(prompt.ids) >= engine.context_limit:
             larger = "--context with a larger number, " if engine.context_limit < (build.context or 0) else ""
+            self.prompt_tokens = len(prompt.ids)
             raise ContextFull(
                 f"The prompt has {len(prompt.ids):,} tokens, the context of {build.name} holds {engine.context_limit:,}.",
                 hint=f"{larger}a new conversation, or --branch an earlier message",
@@ -486,7 +488,7 @@ class _Turn:
 
     def _failed(self, code: str, message: str, hint: str, state: str = "error") -> Failed:
         partial = self.answer.keep(state) if self.answer is not None else None
-        return Failed(code, message, hint, self.conversation.id if self.conversation is not None else None, partial)
+        return Failed(code, message, hint, self.conversation.id if self.conversation is not None else None, partial, prompt_tokens=self.prompt_tokens)
 
     def _finished_without_engine(self) -> Finished:
         """Cancelled while loading."""

@@ -294,7 +294,7 @@ class Finished:
 class Failed:
     """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None.
 
-    status: the exit code, where it is not the one of EXIT_CODES.
+    status: the exit code, where it is not the one of EXIT_CODES. prompt_tokens: of a prompt that was encoded and not run, else 0.
     """
 
     code: str
@@ -303,6 +303,7 @@ class Failed:
     conversation_id: str | None = None
     partial: dict | None = None
     status: int | None = None
+    prompt_tokens: int = 0
 
     @property
     def exit_code(self) -> int:

@@ -50,7 +50,7 @@ async def test_a_message_longer_than_the_context_is_named_as_such(tmp_path):
         assert "It is saved" in shown and "summary" not in shown and "--context" not in shown
         await pilot.press("enter")
         await pilot.pause()
-        assert chat.editing is not None and chat.composer.expanded() == "x" * 700
+        assert chat.leaf_id is None and chat.composer.expanded() == "x" * 700
         chat.composer.reset("short")
         await pilot.press("enter")
         await until(lambda: chat._finish is not None and not chat.pump.running)

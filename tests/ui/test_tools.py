@@ -131,7 +131,7 @@ async def test_find_walks_through_the_hits(tmp_path):
         await pilot.press("escape")
         await pilot.pause()
         assert "3 of 3" not in screen_text(app)
-        await pilot.press("n")
+        await pilot.press("tab", "n")
         assert chat._hit == 0
 
 

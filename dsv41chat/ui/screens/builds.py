@@ -25,6 +25,7 @@ from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, Page, TextScreen
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.turn_events import BuildRef
 from dsv41chat.ui.units import size
+from dsv41chat.ui.widgets.foot import Foot
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class BuildsScreen(Spawning, Page[str | None]):
             yield Static("Builds", classes="dialog-title")
             yield OptionList(id="list", markup=False, compact=True)
             yield Static(visible_line(self._cost), markup=False, id="build-cost")
-            yield Static("enter switch  v verify  i info  a add  x remove (files stay)  w first steps", classes="dialog-foot")
+            yield Foot("enter switch", "a add", "i info", "v verify", "x remove (files stay)", "w first steps")
 
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()

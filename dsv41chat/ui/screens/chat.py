@@ -17,16 +17,16 @@ from textual.widgets import Static
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import StoreError
 from dsv41chat.ui.builds import card_line
-from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, TRANSCRIPT, bindings, shown_keys
+from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, bindings, display, shown_keys
 from dsv41chat.ui.messages import Hint, Submitted
-from dsv41chat.ui.present import entry_of, notice
+from dsv41chat.ui.present import entry_of, notice, readonly_reason
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat_drafts import DraftActions
 from dsv41chat.ui.screens.chat_messages import MessageActions
 from dsv41chat.ui.screens.chat_settings import SettingsActions
 from dsv41chat.ui.screens.chat_tools import ToolActions
 from dsv41chat.ui.screens.chat_trouble import TroubleActions
-from dsv41chat.ui.screens.chat_turns import TurnActions
+from dsv41chat.ui.screens.chat_turns import WAITING, TurnActions
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.turn_events import ConversationView
@@ -130,7 +130,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         self.conversation, self.readonly, self.forks = view.conversation, view.readonly or self.app.readonly, opened.forks
         self.leaf_id = view.messages[-1].id if view.messages else None
         entries = [self.make_entry(item) for item in view.messages]
-        entries += self._opening_notices(view)
+        entries += self._opening_notices(view, opened.queue)
         self.transcript.set_entries(entries)
         self._restore_view(view.conversation.view)
         self.composer.prompts = list(reversed(opened.history))
@@ -168,13 +168,24 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         place = self.forks.get(message_id)
         return f"{place[0]}/{place[1]}" if place else ""
 
-    def _opening_notices(self, view: Any) -> list:
+    def _key(self, action: str) -> str:
+        """The key of an action, as the user has it."""
+        return display(self.app.user_keys.get(action, next(key.key for key in KEYS if key.id == action)))
+
+    def _opening_notices(self, view: Any, queue: list) -> list:
         notices = []
-        if view.readonly:
-            where = f" by process {view.holder}" if view.holder else ""
-            notices.append(notice(f"Open{where} elsewhere: read-only here. When that process is gone: palette, \"Take over\".", error=True))
+        if self.readonly:
+            remedy = ' When that process is gone: palette, "Take over".' if view.holder is not None else ""
+            notices.append(notice(visible_line(readonly_reason(view.holder, self.app.store)) + remedy, error=True))
         if view.interrupted:
             notices.append(notice("The last answer was interrupted; what had arrived is kept. ctrl+R answers again, e continues it."))
+        waiting = []
+        if view.messages and view.messages[-1].role == "user":
+            waiting.append(f"Not answered: {self._key('chat.regenerate')} answers it.")
+        if queue:
+            waiting.append(f'{len(queue)} queued: {self._key("app.palette")}, "Send queued messages" sends {"it" if len(queue) == 1 else "them"}.')
+        if waiting and not self.readonly:
+            notices.append(notice(" ".join(waiting), WAITING))
         return notices
 
     def _status_of(self, messages: Any) -> None:
@@ -283,11 +294,18 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
     def show_keys(self) -> None:
         contexts = [TRANSCRIPT] if isinstance(self.focused, Transcript) else [COMPOSER, CHAT, GLOBAL]
         keys = shown_keys(self.app.user_keys, contexts)
-        if not isinstance(self.focused, Transcript):
+        if isinstance(self.focused, Transcript):
+            does = self.edit_does()
+            keys = [(key, does if label == "edit" else label) for key, label in keys if label != "edit" or does]
+        else:
             keys = [(key, label) for key, label in keys if label != "stop" or self.pump.running]
         self.query_one("#keys", KeyLine).show(keys)
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        self.show_keys()
+
+    @on(Transcript.SelectionMoved)
+    def _selection_moved(self) -> None:
         self.show_keys()
 
     @on(Transcript.FollowChanged)

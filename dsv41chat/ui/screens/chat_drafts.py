@@ -10,6 +10,7 @@ from textual.widgets import Static
 
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import StoreError
+from dsv41chat.ui.commands import hint
 from dsv41chat.ui.messages import Completions
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
@@ -28,7 +29,7 @@ class DraftActions:
         self._chip_tokens: dict[str, int] = {}
 
     def on_completions(self, event: Completions) -> None:
-        self._completing = "  ".join(event.found)
+        self._completing = "  ".join(event.found) or hint(self.composer.text)
         self._completing_for = self.composer.text
         self.show_label()
 
@@ -58,9 +59,11 @@ class DraftActions:
             self.show_status()
 
     def on_draft_changed(self) -> None:
-        if self._completing and self.composer.text != self._completing_for:
-            self._completing = ""
-            self.show_label()
+        text = self.composer.text
+        if text != self._completing_for:
+            offered, self._completing, self._completing_for = self._completing, hint(text), text
+            if offered != self._completing:
+                self.show_label()
         if self.composer.chips or self._chip_tokens:
             self.spawn(self._count_chips(), "chips")
         if self._draft_timer is None:

@@ -13,6 +13,11 @@ from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.turn_events import TurnRequest
 
 
+def _unfinished(entry: Entry | None) -> bool:
+    """Whether an answer can be gone on with."""
+    return entry is not None and entry.message is not None and not (entry.message.state == "complete" and entry.message.finish == "stop")
+
+
 class MessageActions:
     """Mixed into ChatScreen."""
 
@@ -127,7 +132,7 @@ class MessageActions:
         self._continue(entry if entry is not None and entry.role == ANSWER else self._last(ANSWER))
 
     def _continue(self, entry: Entry | None) -> None:
-        if entry is None or entry.message is None or entry.message.state == "complete" and entry.message.finish == "stop":
+        if not _unfinished(entry):
             self.tell("This answer is complete; there is nothing to continue.")
         elif self._may_run():
             kept = entry.message
@@ -145,6 +150,15 @@ class MessageActions:
         self.transcript.set_entries(entries)
         if hidden > 0:
             self.tell(f"{hidden} later message{'s' if hidden > 1 else ''} stay on the other branch; [ and ] switch.")
+
+    def edit_does(self) -> str:
+        """What the edit key does with the selected message, in a word; empty for nothing."""
+        entry = self.transcript.selected_entry
+        if entry is None or entry.message is None or self.readonly or self.pump.running:
+            return ""
+        if entry.role == ANSWER:
+            return "continue" if _unfinished(entry) else ""
+        return "edit"
 
     def action_edit_message(self) -> None:
         entry = self.transcript.selected_entry

@@ -93,18 +93,20 @@ class ToolActions:
     def _go(self, number: int) -> None:
         self._hit = number
         entry, occurrence = self._hits[number]
+        # n and N go on when the bar is closed and its marks are gone.
+        self.transcript.highlight_query(self._query)
         self.transcript.show_line(entry, occurrence)
         self.query_one(FindBar).show_count(f"{number + 1} of {len(self._hits)}")
 
     def close_find(self) -> bool:
+        """Ends the search; the place that was found stays in view. Always back to the composer: what is typed next is text, and the letters
+        of the transcript answer again and delete. Returns whether the bar was open."""
         bar = self.query_one(FindBar)
+        self.transcript.highlight_query("")
         if not bar.display:
             return False
-        inside = bar.has_focus_within
         bar.display = False
-        self.transcript.highlight_query("")
-        if inside:
-            self.transcript.focus() if self._hits else self.composer.focus()
+        self.composer.focus()
         return True
 
     def action_search_everywhere(self) -> None:

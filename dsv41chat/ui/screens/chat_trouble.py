@@ -16,6 +16,7 @@ from dsv41chat.ui.turn_events import TurnRequest
 log = logging.getLogger(__name__)
 
 KEEP_SHARE = 0.6
+BACK = "take the message back into the composer"
 
 
 class TroubleActions:
@@ -113,6 +114,7 @@ class TroubleActions:
         if engine is not None:
             # The turn failed before it could say so itself.
             self.status.context_limit = engine.context_limit
+            self.show_status()
         last = self._last(USER)
         if last is not None and last.message is not None:
             try:
@@ -131,27 +133,43 @@ class TroubleActions:
         limit, most = self.status.context_limit, self._most_context()
         if most > limit:
             choices.append(("raise", f"raise the context from {limit:,} to {most:,} tokens and load the build again"))
-        choices.append(("close", "leave it as it is"))
-        self.app.push_screen(AskScreen("The context is full.", choices), lambda answer: self._context_chosen(answer, kept))
+        choices.append(("edit", BACK))
+        self.app.push_screen(AskScreen("The context is full.", choices), lambda answer: self._context_chosen(answer, kept, last))
 
     def _ask_message(self, entry: Entry, own: int) -> None:
         """A message that no conversation could hold, however short."""
         limit, most = self.status.context_limit, self._most_context()
-        choices = [("edit", "take it back into the composer to shorten it (ctrl+G opens it in your editor)")]
+        choices = [("edit", f"{BACK} to shorten it (ctrl+G opens it in your editor)")]
         if most > own:
             choices.append(("raise", f"raise the context from {limit:,} to {most:,} tokens and load the build again"))
-        choices.append(("close", "leave it as it is"))
         question = f"This message alone has {own:,} tokens; the context holds {limit:,}.\nIt is saved; a new conversation would not help."
-        self.app.push_screen(AskScreen(question, choices), lambda answer: self._message_chosen(answer, entry))
+        self.app.push_screen(AskScreen(question, choices), lambda answer: self._context_chosen(answer, None, entry))
 
-    def _message_chosen(self, answer: str | None, entry: Entry) -> None:
-        if answer == "edit":
-            self.begin_edit(entry, keep_text=True)
-            # As a paste: a text of this size makes the composer slow.
-            self.composer.reset()
-            self.composer.take(entry.message.text)
+    def _take_back(self, entry: Entry | None) -> None:
+        """A message that cannot be answered leaves the path, which every later message would share with it, and its text returns to where
+        it was written. The row stays, as a branch; what is sent next stands beside it."""
+        index = None if entry is None else self.transcript.index_of(entry)
+        if index is None or entry.message is None or self.conversation is None or self.pump.running:
+            return
+        try:
+            if self.app.store.children(entry.message.id):
+                # It was answered once, in a larger context.
+                return
+            self.app.store.set_leaf(self.conversation.id, entry.message.parent_id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        self.leaf_id = entry.message.parent_id
+        self.transcript.set_entries(self.transcript.entries[:index])
+        self._status_of([one.message for one in self.transcript.entries if one.message is not None])
+        self.end_edit()
+        if self.composer.text:
+            self.tell("The message is out of the conversation; up-arrow in the composer finds it.")
         else:
-            self._context_chosen(answer, None)
+            # As a paste: a text of this size makes the composer slow.
+            self.composer.take(entry.message.text)
+            self.tell("The message is back in the composer and out of the conversation.")
+        self.composer.focus()
 
     def _suffix(self, path: list[Any]) -> list[Any] | None:
         """The newest messages, from a user message on, that take about KEEP_SHARE of the context."""
@@ -170,7 +188,7 @@ class TroubleActions:
         view = self.app.host.view
         return view.context or 0 if view is not None else 0
 
-    def _context_chosen(self, answer: str | None, kept: list[Any] | None) -> None:
+    def _context_chosen(self, answer: str | None, kept: list[Any] | None, last: Entry | None) -> None:
         if answer == "new":
             self.clear_conversation()
             self.composer.insert("Summary of our conversation so far: ")
@@ -181,6 +199,8 @@ class TroubleActions:
             self.app.apply_settings(replace(self.app.settings, engine=replace(self.app.settings.engine, context=self._most_context())))
             self.app.host.unload()
             self.action_regenerate()
+        else:
+            self._take_back(last)
 
     def _drop_oldest(self, kept: list[Any]) -> None:
         try:

@@ -19,6 +19,7 @@ from dsv41chat.ui.widgets.sidebar import Sidebar
 
 STATUS_S = 0.2
 SECOND_STOP_S = 3.0
+WAITING = "waiting"  # the notice that says what is not answered or not sent
 
 
 class TurnActions:
@@ -80,6 +81,9 @@ class TurnActions:
         self._sent_queue_id = request.queue_id
         self._failure = self._finish = None
         self._pending = self._answer = None
+        for entry in [entry for entry in self.transcript.entries if entry.key == WAITING]:
+            # It says what to do now, and that is done.
+            self.transcript.drop(entry)
         self.transcript.end()
         if shown is not None:
             self._pending = Entry("pending", USER, "you", clock(time.time()), shown)

@@ -21,10 +21,13 @@ from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, Page, TextScreen
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.units import size
+from dsv41chat.ui.widgets.foot import Foot
 
 FULL_TEXT_DELAY_S = 0.150
 PREVIEWED = 6
-FOOT = "enter open  / filter  n new  r rename  p pin  e export  d delete  u undo  tab preview  s sort  b build"
+FOOT = (
+    "enter open", "/ filter", "n new", "r rename", "p pin", "e export", "d delete", "u undo", "tab preview", "s sort", "b build",
+)  # fmt: skip
 SORTS = ("recent", "title", "created", "size")
 
 
@@ -58,7 +61,7 @@ class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
                 yield Static("", id="list-sort", markup=False)
             yield Input(self._query, placeholder="/ filters by title and text", id="list-filter", compact=True)
             yield OptionList(id="list", markup=False, compact=True)
-            yield Static(FOOT, classes="dialog-foot")
+            yield Foot(*FOOT)
 
     def on_mount(self) -> None:
         self.query_one(Input).focus() if self._query else self.query_one(OptionList).focus()

@@ -1,15 +1,17 @@
-"""Help: the keys that are bound now, by place, and where to read more."""
+"""Help: the keys that are bound now, by place, the slash commands, and where to read more."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Static
 
+from dsv41chat.ui.commands import COMMANDS, usage
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, display
 from dsv41chat.ui.screens.dialogs import Page
 
@@ -46,6 +48,8 @@ class HelpScreen(Page[None]):
                 with Horizontal(id="help-columns"):
                     yield Static(self._column(COMPOSER, CHAT, GLOBAL), classes="help-column")
                     yield Static(self._column(TRANSCRIPT), classes="help-column")
+                yield Static(Text("Slash commands, typed as a message (Tab completes)", "bold underline"))
+                yield Static(self._commands(), id="help-commands")
                 yield Static(TOPICS, markup=False)
             yield Static("esc closes   arrows scroll", classes="dialog-foot")
 
@@ -64,6 +68,12 @@ class HelpScreen(Page[None]):
                 text.append("alt+1..9".rjust(12) + "  ", "bold")
                 text.append("Recent conversations\n")
         return text
+
+    def _commands(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for command in COMMANDS:
+            table.add_row(Text("  " + usage(command), "bold"), Text(command.help))
+        return table
 
     def action_close(self) -> None:
         self.dismiss(None)

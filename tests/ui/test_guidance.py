@@ -1,0 +1,205 @@
+"""What the full screen says about what to do next, and that keys do what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from dsv41chat.store import Store
+from dsv41chat.ui.commands import COMMANDS, hint
+from dsv41chat.ui.present import readonly_reason
+from dsv41chat.ui.widgets.foot import Foot, packed
+from tests.ui.fakes import Script
+from tests.ui.test_mended import stored
+from tests.ui.tui import chat_of, make_app, say, screen_text, until
+
+
+def opened(tmp_path, store, key, script=None):
+    app = make_app(tmp_path, script or Script(), store=store)
+    app.begin = replace(app.begin, view=app.controller.open(key))
+    return app
+
+
+@pytest.mark.parametrize("word", ["needle", "nowhere"])
+async def test_esc_after_find_returns_to_the_composer(tmp_path, word):
+    app = make_app(tmp_path, Script(answer="needle in hay"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "where is the needle?")
+        before = len(app.store.tree(chat.conversation.id))
+        await pilot.press("ctrl+f", *word)
+        await until(lambda: chat._find_timer is None and chat._query == word)
+        await pilot.press("escape", *"read it")
+        assert chat.composer.text == "read it" and chat.focused is chat.composer
+        assert not chat.pump.running and len(app.store.tree(chat.conversation.id)) == before
+
+
+async def test_esc_after_find_leaves_the_transcript_too(tmp_path):
+    app = make_app(tmp_path, Script(answer="needle in hay"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "where?")
+        await pilot.press("ctrl+f", *"needle")
+        await until(lambda: bool(chat._hits))
+        chat.transcript.focus()
+        await pilot.press("escape", "d")
+        assert chat.composer.text == "d"
+
+
+async def test_help_lists_every_command_with_its_sentence(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(110, 150)) as pilot:
+        await pilot.pause()
+        await pilot.press(*"/help", "enter")
+        await until(lambda: "Slash commands" in screen_text(app))
+        shown = screen_text(app)
+        assert not [one.name for one in COMMANDS if f"/{one.name} " not in shown or one.help not in shown]
+
+
+async def test_a_slash_shows_the_commands_that_fit(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(140, 30)) as pilot:
+        await until(lambda: not chat_of(app).starting)
+        await pilot.press("slash")
+        await until(lambda: all(f"/{one.name}" in screen_text(app) for one in COMMANDS))
+        await pilot.press(*"exp")
+        await until(lambda: "/export [md|json|jsonl|text] [FILE]: writes this conversation to a file" in screen_text(app))
+        await pilot.press("tab")
+        await until(lambda: chat_of(app).composer.text == "/export ")
+        assert "writes this conversation" in screen_text(app)
+        await pilot.press(*["backspace"] * 8, *"plain")
+        await until(lambda: "writes this conversation" not in screen_text(app))
+
+
+def test_what_a_line_with_a_slash_hints_at():
+    assert hint("/co") == "/copy  /continue" and hint("/read x").startswith("/read FILE: ")
+    assert [hint(text) for text in ("", "//new", "new", "/zzz", "/new\nline")] == [""] * 5
+
+
+async def test_an_unanswered_message_says_what_to_do(tmp_path):
+    store, key = stored("question")
+    store.queue_push(key, "left over")
+    app = opened(tmp_path, store, key)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        await until(lambda: "Not answered: ctrl+R answers it." in screen_text(app))
+        assert '1 queued: ctrl+P, "Send queued messages" sends it.' in screen_text(app)
+        await pilot.press("ctrl+r")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await pilot.pause()
+        assert "Not answered" not in screen_text(app) and "Hello from the fake engine." in screen_text(app)
+
+
+async def test_an_answered_conversation_opens_without_such_a_line(tmp_path):
+    store, key = stored("question", "answer")
+    app = opened(tmp_path, store, key)
+    async with app.run_test(size=(100, 30)):
+        await until(lambda: "question" in screen_text(app))
+        assert "Not answered" not in screen_text(app)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_leaving_a_message_that_is_too_long_takes_it_out(tmp_path, meanwhile):
+    app = make_app(tmp_path, Script(context_limit=600))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        first, used = chat.leaf_id, chat.status.context_used
+        await say(pilot, app, "x" * 700)
+        await until(lambda: "This message alone has 700 tokens" in screen_text(app))
+        assert chat.status.context_used > 700 and chat.status.context_limit == 600
+        if meanwhile:
+            chat.composer.insert("short")
+        await pilot.press("escape")
+        await until(lambda: chat.focused is chat.composer)
+        assert chat.composer.expanded() == ("short" if meanwhile else "x" * 700)
+        assert chat.leaf_id == first == app.store.conversation(chat.conversation.id).leaf_id
+        assert chat.status.context_used == used
+        chat.composer.reset("short")
+        chat._finish = None
+        await pilot.press("enter")
+        await until(lambda: chat._finish is not None and not chat.pump.running)
+        path = app.store.path_to(chat.leaf_id)
+        assert [message.text for message in path] == ["hello", "Hello from the fake engine.", "short", "Hello from the fake engine."]
+        assert any(message.text == "x" * 700 for message in app.store.tree(chat.conversation.id)), "the text stays stored"
+
+
+async def test_the_key_line_names_edit_only_where_it_works(tmp_path):
+    store, key = stored("question", "answer")
+    store.add_message(key, store.conversation(key).leaf_id, "user", "more")
+    app = opened(tmp_path, store, key)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        last = lambda: screen_text(app).splitlines()[-1]
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        await pilot.press("tab", "g")
+        await until(lambda: "e edit" in last())
+        await pilot.press("down")
+        await until(lambda: "c copy" in last() and "e edit" not in last())
+        await pilot.press("up")
+        await until(lambda: "e edit" in last())
+
+
+async def test_a_stopped_answer_offers_to_continue(tmp_path):
+    app = make_app(tmp_path, Script(answer="abc " * 300, delay_s=0.005))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await pilot.press(*"go", "enter")
+        await until(lambda: chat._answer is not None and len(chat._answer.text) > 30)
+        await pilot.press("escape")
+        await until(lambda: not chat.pump.running)
+        await pilot.press("tab")
+        await until(lambda: "e continue" in screen_text(app).splitlines()[-1])
+
+
+def test_read_only_names_its_own_cause(tmp_path, monkeypatch):
+    store = Store.open(tmp_path, background=False)
+    assert "process 7" in readonly_reason(7, store)
+    assert "--readonly" in readonly_reason(None, store)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert f"the folder {tmp_path} cannot be written" in readonly_reason(None, store)
+    store.close()
+
+
+async def test_a_reader_is_told_of_no_other_process(tmp_path):
+    store = Store.open(tmp_path / "data", background=False)
+    key = store.new_conversation("notes").id
+    store.set_leaf(key, store.add_message(key, None, "user", "question").id)
+    store.close()
+    app = opened(tmp_path, Store.open(tmp_path / "data", readonly=True), key)
+    async with app.run_test(size=(100, 30)):
+        await until(lambda: "--readonly" in screen_text(app))
+        assert "elsewhere" not in screen_text(app) and "Take over" not in screen_text(app) and "Not answered" not in screen_text(app)
+
+
+def test_a_foot_breaks_between_its_keys_and_drops_the_last():
+    items = ("enter open", "n new", "s sort")
+    assert packed(items, 40, 1) == "enter open  n new  s sort"
+    assert packed(items, 18, 3) == "enter open  n new\ns sort"
+    assert packed(items, 18, 1) == "enter open  n new"
+
+
+@pytest.mark.parametrize(("key", "size"), [("ctrl+o", (100, 20)), ("f2", (40, 16)), ("f2", (40, 10))])
+async def test_the_keys_of_a_page_fit_its_width(tmp_path, key, size):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=size) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        await pilot.press(key)
+        await until(lambda: "enter " in screen_text(app))
+        foot = app.screen.query_one(Foot)
+        shown = " ".join(line.strip(" │╰╯─") for line in screen_text(app).splitlines())
+        told = [item for item in foot._items if item in shown]
+        # Whole items, and all of them where there is room.
+        assert told == list(foot._items) if size[1] > 10 else len(told) >= 2
+        assert " ".join(str(foot._shown).split()).endswith(told[-1])
+
+
+def test_a_batch_says_once_which_model_answers(program):
+    items = "".join(json.dumps({"prompt": f"q{i}"}) + "\n" for i in range(3))
+    result = program("--batch", "-", stdin=items)
+    assert result.code == 0 and len(result.out.splitlines()) == 3 and result.err.count("nano answers: ") == 1
