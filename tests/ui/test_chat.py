@@ -374,8 +374,8 @@ async def test_writing_while_a_build_loads(tmp_path):
         chat = chat_of(app)
         await until(lambda: chat.switching)
         await pilot.press(*"early", "enter")
-        await pilot.pause()
-        assert "queued 1: early" in screen_text(app) and app.store.draft(None).text == "early"
+        # The draft is written in another thread.
+        await until(lambda: "queued 1: early" in screen_text(app) and (draft := app.store.draft(None)) is not None and draft.text == "early")
         await until(lambda: "loading" in screen_text(app))
         await until(lambda: chat._finish is not None and not chat.pump.running)
         await pilot.pause()
