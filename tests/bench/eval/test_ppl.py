@@ -260,8 +260,11 @@ def test_a_receipt_belongs_to_one_fingerprint(program, packs):
 
 @pytest.mark.parametrize(
     ("more", "word"),
-    [(["--window", "5000"], "does not fit"), (["--stride", "9"], "leaves ids out"), (["--window", "0"], "cannot be read as N"), (["--corpus", "none"], "none")],
-)
+    [
+        (["--window", "5000"], "does not fit"), (["--stride", "9"], "leaves ids out"), (["--window", "0"], "cannot be read as N"),
+        (["--corpus", "none"], "none"),
+    ],
+)  # fmt: skip
 def test_what_cannot_be_measured_is_said(program, packs, more, word):
     done = program(*words(packs, *more), real=True)
     assert done.code == 2 and word in done.err
