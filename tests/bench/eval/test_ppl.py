@@ -51,15 +51,17 @@ def test_perplexity_is_that_of_the_float64_reference_at_every_chunk_size(family)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_does_not_depend_on_the_route_of_the_products(family, tmp_path, monkeypatch):
-    """A build of 8 bits: with MLX's quantised products, with these row by row where drafting would, and with decoded matrices."""
+    """A build of 8 bits: with MLX's quantised products, these row by row where drafting would, the route of this machine, decoded matrices."""
     from dsv41chat.engine import convert_pack, plan_conversion
 
     ids, _ = reference(family)
     convert_pack(plan_conversion(DATA / family, tmp_path / "q8", "affine-8"))
     window, scored = Window(tuple(ids[:60]), 1), 59
-    plain, fast = (open_engine(tmp_path / "q8", cache_quant=False, exact=exact) for exact in ("on", "fast"))
+    plain, fast = (open_engine(tmp_path / "q8", cache_quant=False, exact=exact, routes="stock") for exact in ("on", "fast"))
     packed = window_nll(plain, window)
     assert packed == window_nll(fast, window) == window_nll(plain, window, 5)
+    routed = window_nll(open_engine(tmp_path / "q8", cache_quant=False, routes="auto"), window)
+    assert math.exp(routed / scored) == pytest.approx(math.exp(packed / scored), rel=1e-3)
     used = []
 
     def values(words):
