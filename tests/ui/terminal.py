@@ -109,3 +109,17 @@ class Terminal:
                 return screen
             time.sleep(0.1)
         raise AssertionError(f"{text!r} did not {'leave' if gone else 'appear on'} the screen:\n{self.screen}")
+
+    def until_after(self, key: str, text: str, when: str = "", timeout_s: float = 60.0) -> str:
+        """Presses `key` (each time `when` is on the screen) every two seconds until `text` is there; returns the screen."""
+        deadline = time.monotonic() + timeout_s
+        pressed = 0.0
+        while time.monotonic() < deadline:
+            screen = self.screen
+            if text in screen:
+                return screen
+            if when in screen and time.monotonic() - pressed > 2.0:
+                self.keys(key)
+                pressed = time.monotonic()
+            time.sleep(0.1)
+        raise AssertionError(f"{text!r} did not appear on the screen:\n{self.screen}")

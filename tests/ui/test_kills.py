@@ -167,8 +167,9 @@ def kills(tmp_path: Path, launch: Launch, moments: list[tuple[str, float]]) -> N
                 terminal.wait(life.seen.sent[0][1])
             for place, (_, text) in enumerate(life.seen.queued, 1):
                 terminal.wait(f"queued {place}: {text}")
+            # Where the build still loads it asks, because a message waits; Enter says quit.
             terminal.keys("C-q")
-            terminal.wait("exit=0")
+            terminal.until_after("Enter", "exit=0", when="keep running")
         with Store.open(data) as store:
             # The next life begins with an empty composer and a new conversation.
             store.save_draft(None, "")

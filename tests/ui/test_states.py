@@ -110,8 +110,9 @@ def test_cancelled_turns(tmp_path, where, times):
 
     def cancelled(chat):
         chat.say(LONG * times, options)
-        # Long enough that it is still being made when the cancel arrives, on a busy machine too.
-        return chat.say(LONG * 2 if where == "prefill" else SHORT, options | {"max_tokens": 100}, stop=stop)
+        # Words at random come to no end before the cancel arrives, however busy the machine is.
+        endless = options | {"max_tokens": 200, "temperature": 100.0, "seed": 5}
+        return chat.say(LONG * 2 if where == "prefill" else SHORT, options if where == "prefill" else endless, stop=stop)
 
     with Chat(tmp_path / "kept") as chat:
         gone = cancelled(chat)

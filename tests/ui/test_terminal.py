@@ -154,8 +154,9 @@ def test_a_kill_loses_no_shown_text_of_a_second_ago(tmp_path):
             title = store.last_conversation().id
         start(terminal, tmp_path, "again", 0.0, title)
         assert "interrupted" in terminal.wait("ctrl+R answers") and "w3 " in terminal.screen
-        terminal.keys("C-r")
-        terminal.wait("2/2")
+        # While the build loads the key is answered by a hint only.
+        terminal.wait("idle")
+        terminal.until_after("C-r", "2/2")
         terminal.keys("C-q")
         terminal.wait("exit=0")
 

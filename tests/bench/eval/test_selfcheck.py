@@ -8,7 +8,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -103,7 +102,7 @@ def forgets_a_ring(monkeypatch):
     def lossy(session, *words):
         restore(session, *words)
         lane = session.target.lane
-        lane.buffers["window.2"] = mx.zeros_like(lane.buffers["window.2"])
+        lane.buffers["window.2"] = lane.buffers["window.2"] * 0  # of MLX or numpy, as the route keeps it
 
     monkeypatch.setattr(snapshot, "restore", lossy)
 

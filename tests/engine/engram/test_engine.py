@@ -273,7 +273,10 @@ if {plain}:
     engine.tables.runner.rows_of = rows
     engine.tables.runner.prefetch = lambda table, ids: None
 done = answer(engine, {text!r}, 8)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+# Linux hands the parent's ru_maxrss down to a child; VmHWM is the process's own.
+status = Path("/proc/self/status")
+own = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")] if status.exists() else []
+peak = int(own[0]) * 1024 if own else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 paths = sorted(engine.table_stats()["layers.1.engram"]["batches"])
 print(done.usage["prefilled_tokens"], ids_hash(done), peak, ",".join(paths))
 """

@@ -95,7 +95,7 @@ def test_a_decode_step_is_few_launches(paper):
     assert count["attend_split"] == count["attend_merge"] == count["experts_up"] == count["experts_down"] == count["route"] == layers
     assert count["finish_rows"] >= 2 * layers
     assert ("tensor_matvec" in count) == (backend.dialect == "cuda" and trunk.layers[0].attention.weights.wq_a.packed.mode == "affine")
-    assert sum(count.values()) <= 17 * layers + 32, "the head and the owners of entries come on top"
+    assert sum(count.values()) <= 19 * layers + 32, "the head and the owners of entries come on top"
 
 
 @needs_compiler
