@@ -17,7 +17,8 @@ from typing import Any
 
 Tensor = tuple[str, tuple[int, ...], Any]
 
-PIECE_BYTES = 2**20
+# Small, so that a decode step on the same cores never waits long for one.
+PIECE_BYTES = 128 * 2**10
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1, "I32": 4, "U32": 4}
 _MAX_HEADER_BYTES = 16 * 2**20
 

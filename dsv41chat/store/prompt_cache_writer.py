@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 BACKLOG_BYTES = 512 * 2**20
 HOUR_BYTES = 32 * 2**30
-# While a turn runs: ten times what a prompt of 1,000 tok/s makes. At 200 MB/s the p99 of a decode step on two cores rose by a fifth.
-RATE_BYTES_S = 32e6
+# While a turn runs: five times what a prompt of 1,000 tok/s makes. At 32 MB/s the p99 of a decode step on two cores rose by a fifth.
+RATE_BYTES_S = 16e6
 PAUSE_S = 600.0  # after a disk that stays full
 SWEEP_S = 86_400.0
 
