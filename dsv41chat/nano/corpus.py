@@ -19,25 +19,65 @@ from . import arch, facts, tokenizer
 from .generators import memory, needle, numbers, reference, social, words
 from .generators.turns import KIND_ID, State, Turn
 from .generators.world import World
+from .tables.blocklist import WORDS as BLOCKED_WORDS
 from .tables.names import FIRST
 
 EFFORT = "Reasoning Effort: {n} (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
 # Parts of a token's code: no loss, user text, reply, the key inside a reply, what follows the key.
 NONE, USER_TEXT, REPLY, KEY, FACT = range(5)
+BLOCKED = tuple(sorted(BLOCKED_WORDS))
 
-_MIX = (
-    ("word", 0.3),
-    ("unkword", 0.1),
-    ("python", 0.05),
-    ("command", 0.05),
-    ("geo", 0.1),
-    ("element", 0.035),
-    ("quantity", 0.15),
-    ("memory", 0.09),
-    ("meta", 0.02),
-    ("talk", 0.045),
-    ("scope", 0.055),
-)
+
+@dataclass(frozen=True)
+class Mix:
+    """How often what is drawn: shares of the kinds of a turn, and how conversations are built from them."""
+
+    kinds: tuple[tuple[str, float], ...]
+    arithmetic: float = 0.64  # of the quantity questions; the rest are conversions
+    sums: float = 0.58  # of the arithmetic
+    quotients: float = 0.15
+    thinking_sums: float = 0.4  # of the thinking conversations: the last question is one of quantities
+    blocked: float = 0.0  # of the unknown words: one of the block list
+    session: float = 0.2  # conversations about told things
+    far: float = 0.4  # of the sessions: 4 to 12 turns lie between
+    asked: tuple[int, ...] = (1, 1, 2)  # questions about told things at the end of a session
+    short_paste: float = 0.1
+    long_paste: float = 0.7
+    codes: tuple[tuple[int, int], ...] = ((1, 6),)  # codes in a paste, one of these ranges; all are asked for
+    needle_noise: float = 0.0
+    fit: bool = False  # sessions are drawn to fit the room that is left, so that their last questions are not cut off
+
+
+def _shares(**kinds: float) -> tuple[tuple[str, float], ...]:
+    return tuple(kinds.items())
+
+
+# "missed" goes on from a trained model: the kinds that missed their bars get two to four times their share of "even".
+MIXES = {
+    "even": Mix(
+        _shares(
+            word=0.3, unkword=0.1, python=0.05, command=0.05, geo=0.1, element=0.035, quantity=0.15, memory=0.09, meta=0.02, talk=0.045, scope=0.055
+        )
+    ),
+    "missed": Mix(
+        _shares(
+            word=0.19, unkword=0.2, python=0.035, command=0.035, geo=0.1, element=0.02, quantity=0.21, memory=0.09, meta=0.015, talk=0.04, scope=0.065
+        ),
+        arithmetic=0.8,
+        sums=0.44,
+        quotients=0.3,
+        blocked=0.06,
+        thinking_sums=0.65,
+        session=0.25,
+        far=0.6,
+        asked=(1, 2, 2, 3),
+        short_paste=0.16,
+        long_paste=0.75,
+        codes=((1, 3), (1, 3), (4, 12)),
+        needle_noise=0.25,
+        fit=True,
+    ),
+}
 
 
 @dataclass
@@ -52,8 +92,8 @@ class Conversation:
 class Corpus:
     """Draws conversations and packs rows. The same facts, tokenizer and seed give the same stream."""
 
-    def __init__(self, folder: Path, seed: int, held: bool = False):
-        folder = Path(folder)
+    def __init__(self, folder: Path, seed: int, held: bool = False, mix: str = "even"):
+        folder, self.mix = Path(folder), MIXES[mix]
         self.world = World(folder / "facts.json.gz", seed, held)
         self.rng = self.world.rng
         self._plain = tokenizer.plain(folder / "tokenizer.json")
@@ -72,11 +112,11 @@ class Corpus:
     # ---- conversations
     def _draw_kind(self) -> str:
         roll = self.rng.random()
-        for kind, share in _MIX:
+        for kind, share in self.mix.kinds:
             if roll < share:
                 return kind
             roll -= share
-        return _MIX[-1][0]
+        return self.mix.kinds[-1][0]
 
     def turn(self, state: State, thinking: bool, kind: str | None = None) -> Turn:
         """The next turn; `thinking`: its answer is preceded by reasoning."""
@@ -85,7 +125,7 @@ class Corpus:
             kind = self._draw_kind()
         made = {
             "word": words.known,
-            "unkword": words.unknown,
+            "unkword": self._unknown,
             "python": reference.python,
             "command": reference.command,
             "geo": reference.geography,
@@ -97,22 +137,28 @@ class Corpus:
             "unkother": reference.unknown,
         }
         if kind == "quantity":
-            turn = numbers.quantity(world, state, thinking)
+            mix = self.mix
+            turn = numbers.quantity(world, state, thinking, mix.arithmetic, mix.sums, mix.quotients)
         elif kind == "unkword" and rng.random() < 0.22:
             turn = reference.unknown(world, state)
         else:
             turn = made[kind](world, state)
         return turn or self.turn(state, thinking)
 
+    def _unknown(self, world: World, state: State) -> Turn:
+        blocked = self.mix.blocked and self.rng.random() < self.mix.blocked
+        return words.unknown(world, state, self.rng.choice(BLOCKED) if blocked else "")
+
     def note(self, state: State, turn: Turn) -> None:
         if not state.first_word and turn.kind in ("word", "unkword"):
             state.first_word = turn.thought.removeprefix("word: ")
         state.turns.append(turn)
 
-    def conversation(self) -> Conversation:
+    def conversation(self, room: int = 0) -> Conversation:
+        """`room`: tokens left in the row, which a mix that fits its sessions looks at."""
         rng = self.rng
-        if rng.random() < 0.2:
-            return self.session()
+        if rng.random() < self.mix.session:
+            return self.session(room)
         roll = rng.random()
         count = 1 if roll < 0.38 else 2 if roll < 0.56 else rng.randint(3, 5) if roll < 0.8 else rng.randint(6, 14)
         thinking = rng.random() < 0.3
@@ -122,32 +168,37 @@ class Corpus:
             self._persona(out)
         for i in range(count):
             last = i == count - 1
-            kind = "quantity" if thinking and last and rng.random() < 0.4 else None
+            kind = "quantity" if thinking and last and rng.random() < self.mix.thinking_sums else None
             turn = self.turn(state, thinking and last, kind)
             self.note(state, turn)
             out.turns.append(turn)
         return out
 
-    def session(self) -> Conversation:
+    def session(self, room: int = 0) -> Conversation:
         """A conversation about told things: one to three told first, other turns between, then asked for."""
-        rng, state = self.rng, State()
+        rng, state, mix = self.rng, State(), self.mix
+        left = room - 150 if mix.fit and room else 1e9  # estimated tokens before the last questions
         thinking = rng.random() < 0.25
         out = Conversation([], thinking, rng.choice((50, 75, 75, 75, 100)))
 
         def add(turn: Turn | None) -> None:
+            nonlocal left
             if turn:
                 self.note(state, turn)
                 out.turns.append(turn)
+                left -= (len(turn.user) + len(turn.answer)) / 2.7 + 4
 
         for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
             add(memory.told(self.world, state))
-        for _ in range(rng.randint(0, 3) if rng.random() < 0.6 else rng.randint(4, 12)):
+        for _ in range(rng.randint(0, 3) if rng.random() < 1 - mix.far else rng.randint(4, 12)):
+            if left < 0:
+                break
             add(self.turn(state, False, "memory" if rng.random() < 0.1 else None))
         if rng.random() < 0.25:
             add(memory.correct(self.world, state))
             for _ in range(rng.randint(0, 3)):
                 add(self.turn(state, False))
-        for _ in range(rng.choice((1, 1, 2))):
+        for _ in range(rng.choice(mix.asked)):
             add(memory.recall(self.world, state) if rng.random() < 0.8 else memory.not_told(self.world, state))
         return out
 
@@ -168,7 +219,8 @@ class Corpus:
 
     def paste(self, budget: int, depth: float | None = None, missing: float = 0.1) -> Conversation:
         """A conversation around a pasted text of about `budget` tokens; sometimes thinking."""
-        turns = needle.paste(self.world, budget, lambda t: len(self.encode(t, True)), depth, missing)
+        low, high = self.mix.codes[0] if len(self.mix.codes) == 1 else self.rng.choice(self.mix.codes)
+        turns = needle.paste(self.world, budget, lambda t: len(self.encode(t, True)), depth, missing, (low, high), self.mix.needle_noise)
         return Conversation(turns, self.rng.random() < 0.15)
 
     # ---- ids
@@ -253,13 +305,13 @@ class Corpus:
         def draw(room: int) -> Conversation | None:
             if length > 1024:
                 if room < 300:
-                    return self.conversation()
-                if rng.random() < 0.7:
+                    return self.conversation(room)
+                if rng.random() < self.mix.long_paste:
                     return self.paste(int(room * rng.uniform(0.5, 0.93)) - 120 if rng.random() < 0.6 else rng.randint(100, max(101, room - 200)))
-                return self.conversation()
-            if room > 300 and rng.random() < 0.1:
+                return self.conversation(room)
+            if room > 300 and rng.random() < self.mix.short_paste:
                 return self.paste(rng.randint(10, room - 160))
-            return self.conversation()
+            return self.conversation(room)
 
         return self.pack(rows, length, draw)
 

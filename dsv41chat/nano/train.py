@@ -3,6 +3,10 @@
 FOLDER of --data is what `python -m dsv41chat.nano.corpus` wrote. Out come the four release shards, log.jsonl (curve and evaluations) and, with
 --state, the float32 masters and Adam moments for a continuation (`--continue`) on the same machine. The schedule follows the clock: `f` is
 the elapsed share of the minutes left after compilation, so a slower machine still ends with a finished run.
+
+`--start PACK` goes on from the rounded weights of an exported pack instead: fresh moments, rounding and hard selection from the first step, a
+rate that falls for most of the run; `--mix missed` gives the kinds that missed their bars more room. The best of the held-out evaluations of
+such a run is what is exported, never a state that is worse than the start.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import multiprocessing
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -22,7 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from . import arch, corpus, evalset, export, model, tokenizer
+from . import arch, compile_ahead, corpus, evalset, export, model, report, tokenizer
 from .generators.turns import KINDS
 from .model import BLOCK, DEVICE, Model
 
@@ -30,6 +35,29 @@ SHORT, LONG = (128, 512), (16, 4096)  # rows x tokens of a step; both hold 65,53
 ANCHORS = 32  # draft anchors per 512 tokens
 USER_WEIGHT, KEY_WEIGHT = 0.02, 2.0
 QUICK = ("definitions", "everyday", "commands", "geography", "sums_chat", "recall_near", "unknown_pseudo", "unknown_real", "out_of_scope")
+# Sets whose items fill their rows: one batch of rows holds too few of them for a figure.
+BATCHES = {"needle_4k": 8, "needle_2k": 4, "needle_1k": 3, "needle_512": 2, "recall_far": 4, "times_thinking": 2}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a moment of the schedule asks of a step."""
+
+    dense: bool = False  # all visible entries are attended
+    rounded: bool = True  # the weights are what the pack holds
+    draft_weight: float = 0.5
+    own_targets: bool = True  # the drafter learns what the trunk would say, not what the text says
+    detached: bool = False  # its loss does not reach the trunk
+
+
+def stage(f: float, started: bool = False) -> Stage:
+    """At elapsed share f of a run from nothing, or of one that started from a trained pack."""
+    if started:
+        return Stage(detached=f >= 0.9)
+    return Stage(f < 0.06, f >= 0.5, 0.25 if f < 0.1 else 0.5, f >= 0.6, f >= 0.9)
+
+
+EVALUATION = Stage()
 
 
 class Log:
@@ -45,18 +73,18 @@ class Log:
 
 
 # ---- data
-def _produce(queue, folder: str, seed: int, shape: tuple[int, int]) -> None:
+def _produce(queue, folder: str, seed: int, shape: tuple[int, int], mix: str) -> None:
     torch.set_num_threads(1)
-    stream = corpus.Corpus(Path(folder), seed)
+    stream = corpus.Corpus(Path(folder), seed, mix=mix)
     while True:
         queue.put(stream.batch(*shape))
 
 
-def start_producers(folder: Path, shape: tuple[int, int], count: int, seed: int, depth: int):
+def start_producers(folder: Path, shape: tuple[int, int], count: int, seed: int, depth: int, mix: str):
     """Forked worker processes that fill a queue with batches; call before the accelerator is touched."""
     context = multiprocessing.get_context("fork")
     queue = context.Queue(depth)
-    workers = [context.Process(target=_produce, args=(queue, str(folder), seed + i, shape), daemon=True) for i in range(count)]
+    workers = [context.Process(target=_produce, args=(queue, str(folder), seed + i, shape, mix), daemon=True) for i in range(count)]
     for worker in workers:
         worker.start()
     return queue, workers
@@ -108,7 +136,7 @@ class Trainer:
         hit = ((code & 7) == corpus.USER_TEXT) & (torch.rand(rows, length, device=DEVICE) < share)
         return torch.where(hit, torch.randint(2, arch.NGRAM + 1, (rows, length), device=DEVICE), 0)
 
-    def forward(self, batch, f: float, dense: bool, train: bool = True) -> tuple[torch.Tensor, dict]:
+    def forward(self, batch, stage: Stage = EVALUATION, train: bool = True) -> tuple[torch.Tensor, dict]:
         """Total loss and what the log and the evaluation need. batch: arrays of `Corpus.pack` on the device."""
         full, code, conv, reply = batch
         ids, conv = full[:, :-1].contiguous(), conv[:, :-1].contiguous()
@@ -119,17 +147,17 @@ class Trainer:
             part == corpus.KEY, KEY_WEIGHT, torch.where(part > corpus.USER_TEXT, 1.0, torch.where(part == corpus.USER_TEXT, USER_WEIGHT, 0.0))
         )
         drop = self._drop(code[:, :-1]) if train and self.args.row_noise else None
-        x, taps, kl = self.model.trunk(ids, conv, dense, train, drop)
+        x, taps, kl = self.model.trunk(ids, conv, stage.dense, train, drop)
         ce, best = model.next_token_loss(x, self.model.p["head"], target.view(-1))
         best = best.view(rows, length)
         lm = (ce * weight.view(-1)).sum() / weight.sum()
         chance = (part[:, : length - BLOCK - 1] > corpus.USER_TEXT).float() + 1e-6
         noise = -(-torch.rand_like(chance).clamp_min(1e-20).log()).clamp_min(1e-20).log()
         anchor = (chance.log() + noise).topk(ANCHORS * length // 512, -1).indices
-        target5 = best if f >= 0.6 or not train else target
-        taps_ = taps.detach() if f >= 0.9 else taps
+        target5 = best if stage.own_targets else target
+        taps_ = taps.detach() if stage.detached else taps
         dl, cb, d = self.drafts(full, ids, conv, taps_, anchor, target5, part)
-        loss = lm + 0.3 * kl + (0.25 if f < 0.1 else 0.5) * dl + 0.1 * cb
+        loss = lm + 0.3 * kl + stage.draft_weight * dl + 0.1 * cb
         return loss, dict(lm=lm, kl=kl, dl=dl, ce=ce, best=best, target=target, part=part, kind=after >> 3, reply=reply[:, 1:], taps=taps, **d)
 
     def drafts(self, full, ids, conv, taps, anchor, target, part):
@@ -147,11 +175,11 @@ class Trainer:
             dict(anchor=anchor, hit=hit.detach(), valid=valid, conf=conf.detach().view(valid.shape)),
         )
 
-    def step(self, batch, f: float, rate: float, dense: bool, rounded: bool) -> tuple[torch.Tensor, dict, torch.Tensor]:
+    def step(self, batch, stage: Stage, rate: float) -> tuple[torch.Tensor, dict, torch.Tensor]:
         for group in self.optimizer.param_groups:
             group["lr"] = group["base"] * rate
-        keep = self.model.round_weights() if rounded else None
-        loss, info = self.forward(batch, f, dense)
+        keep = self.model.round_weights() if stage.rounded else None
+        loss, info = self.forward(batch, stage)
         loss.backward()
         if keep is not None:
             self.model.restore(keep)
@@ -168,54 +196,47 @@ class Trainer:
         keep = self.model.round_weights() if rounded else None
         out = {}
         try:
-            for name, batch in batches.items():
-                loss, info = self.forward(batch, 1.0, False, False)
-                info = {k: v.detach() for k, v in info.items()}
-                del loss
-                out[name] = self._score(info)
-                if accept:
-                    out[name]["tokens_per_verify"] = self.rounds(batch, info)
+            for name, several in batches.items():
+                total = {}
+                for batch in several:
+                    loss, info = self.forward(batch, train=False)
+                    info = {k: v.detach() for k, v in info.items()}
+                    del loss
+                    counts = self._score(info) | (self.rounds(batch, info) if accept else {})
+                    for key, value in counts.items():
+                        total[key] = total[key] + value if key in total else value
+                out[name] = _rates({k: v.tolist() if torch.is_tensor(v) else v for k, v in total.items()})
         finally:
             if keep is not None:
                 self.model.restore(keep)
         return out
 
-    def _score(self, info: dict) -> dict:
+    def _score(self, info: dict) -> dict[str, torch.Tensor]:
+        """Counts and sums of one batch, as `_rates` divides them."""
         reply, part, ok = info["reply"].reshape(-1), info["part"].reshape(-1), (info["best"] == info["target"]).reshape(-1)
         n = int(reply.max()) + 1
 
         def every(v):
             return torch.ones(n, device=DEVICE).scatter_reduce(0, reply, v.float(), "amin")
 
-        counted = part > corpus.USER_TEXT
-        done = torch.zeros(n, device=DEVICE).scatter_reduce(0, reply, ((info["target"].reshape(-1) == self.eos) & counted).float(), "amax") > 0
-        keyed = torch.zeros(n, device=DEVICE).scatter_reduce(0, reply, (part == corpus.KEY).float(), "amax") > 0
-        done[0] = False
-        rate = lambda v, m: round(float(v[m].mean()), 4) if int(m.sum()) else None
-        result = dict(n=int(done.sum()), exact=rate(every(ok | ~counted), done), perplexity=round(math.exp(float(info["ce"][counted].mean())), 4))
-        if int((keyed & done).sum()):
-            result |= dict(
-                key=rate(every(ok | (part != corpus.KEY)), keyed & done),
-                fact=rate(every(ok | (part != corpus.FACT)), keyed & done),
-                fact_perplexity=round(math.exp(float(info["ce"][part == corpus.FACT].mean())), 4),
-            )
-        full = info["valid"].sum(-1) >= BLOCK
-        if int(full.sum()):
-            prefix = info["hit"].cumprod(-1)[full]
-            result |= dict(accepted=round(float(prefix.sum(-1).mean()), 3))
-            kept_before = torch.cat([torch.ones_like(prefix[:, :1]), prefix[:, :-1]], 1)
-            gap = [
-                (
-                    float((torch.sigmoid(info["conf"][full][:, j]) * kept_before[:, j]).sum() - (info["hit"][full][:, j] * kept_before[:, j]).sum())
-                    / max(1.0, float(kept_before[:, j].sum()))
-                )
-                for j in range(BLOCK)
-            ]
-            result |= dict(confidence_gap=[round(g, 3) for g in gap])
-        return result
+        def some(v):
+            return torch.zeros(n, device=DEVICE).scatter_reduce(0, reply, v.float(), "amax") > 0
 
-    def rounds(self, batch, info: dict) -> list[float]:
-        """Greedy drafting over every reply that the trunk itself would write: -> [tokens per verify, verifies].
+        counted, fact = part > corpus.USER_TEXT, part == corpus.FACT
+        done = some((info["target"].reshape(-1) == self.eos) & counted)
+        done[0] = False
+        keyed = some(part == corpus.KEY) & done
+        out = dict(n=done.sum(), exact=(every(ok | ~counted) * done).sum(), tokens=counted.sum(), loss=info["ce"][counted].double().sum())
+        out |= dict(keyed=keyed.sum(), key=(every(ok | (part != corpus.KEY)) * keyed).sum(), fact=(every(ok | ~fact) * keyed).sum())
+        out |= dict(fact_tokens=fact.sum(), fact_loss=info["ce"][fact].double().sum())
+        full = info["valid"].sum(-1) >= BLOCK
+        hit, chance = info["hit"][full], torch.sigmoid(info["conf"][full])
+        kept = hit.cumprod(-1)
+        before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], 1)
+        return out | dict(blocks=full.sum(), accepted=kept.sum(), tried=before.sum(0), gap=((chance - hit) * before).sum(0))
+
+    def rounds(self, batch, info: dict) -> dict[str, int]:
+        """Greedy drafting over every reply that the trunk itself would write: -> tokens written and verifies.
 
         The first token of a reply comes from prefill and is not counted."""
         full, _, conv, _ = batch
@@ -240,12 +261,61 @@ class Trainer:
                 while pending < last:
                     gain = min(int(accept[row, pending]) + 1, last - pending)
                     tokens, verifies, pending = tokens + gain, verifies + 1, pending + gain
-        return [round(tokens / max(1, verifies), 3), verifies]
+        return dict(drafted=tokens, verifies=verifies)
 
 
-def schedule(f: float, fall: float = 0.6) -> float:
-    """Rate factor at elapsed share f: warm-up, plateau, linear decay to 2 %."""
-    return min(1, f / 0.03 + 1e-3) * (1 if f < fall else max(0.02, 1 - (f - fall) / (1 - fall) * 0.98))
+def _rates(c: dict) -> dict:
+    """Counts of `Trainer._score` and `rounds`, summed over batches -> rates for the log."""
+    part = lambda a, b: round(c[a] / c[b], 4) if c[b] else None
+    perplexity = lambda a, b: round(math.exp(c[a] / c[b]), 4) if c[b] else None
+    out = dict(n=c["n"], exact=part("exact", "n"), perplexity=perplexity("loss", "tokens"))
+    if c["keyed"]:
+        out |= dict(key=part("key", "keyed"), fact=part("fact", "keyed"), fact_perplexity=perplexity("fact_loss", "fact_tokens"))
+    if c["blocks"]:
+        gaps = [round(g / max(1.0, t), 3) for g, t in zip(c["gap"], c["tried"])]
+        out |= dict(accepted=round(c["accepted"] / c["blocks"], 3), confidence_gap=gaps)
+    if "verifies" in c:
+        out["tokens_per_verify"] = [round(c["drafted"] / max(1, c["verifies"]), 3), c["verifies"]]
+    return out
+
+
+def schedule(f: float, fall: float, step: int = 0, started: bool = False) -> float:
+    """Rate factor at elapsed share f: warm-up (of 3 %, or 100 steps on a started run), plateau, from `fall` on linear decay to 2 %."""
+    warm = min(1, (step + 1) / 100) if started else min(1, f / 0.03 + 1e-3)
+    return warm * (1 if f < fall else max(0.02, 1 - (f - fall) / (1 - fall) * 0.98))
+
+
+def standing(results: dict[str, dict]) -> float:
+    """One figure for "better": how far sets lie under their bars counts ten times as much as the mean of all."""
+    gaps = [min(0.0, r["exact"] - evalset.SETS[name][1]) for name, r in results.items() if r["n"]]
+    return (10 * sum(gaps) + sum(r["exact"] for r in results.values() if r["n"])) / max(1, len(gaps))
+
+
+class Best:
+    """The best state of a started run by its held-out evaluations (rounded weights), kept on the device."""
+
+    def __init__(self, t: Trainer, log: Log, sets: dict[str, list]):
+        self.t, self.log, self.sets, self.value, self.at, self.kept = t, log, sets, -math.inf, 0.0, None
+
+    def look(self, f: float) -> None:
+        results = self.t.evaluate(self.sets, True)
+        value = standing(results)
+        better = value > self.value
+        self.log(quick=round(f, 2), standing=round(value, 4), best=better, **{k: [v["exact"], v.get("key"), v["n"]] for k, v in results.items()})
+        if better:
+            self.value, self.at = value, f
+            self.kept = [{k: v.detach().clone() for k, v in source.items()} for source in (self.t.model.p, self.t.model.bias)]
+
+    def restore(self) -> None:
+        _fill(self.t, *self.kept)
+        self.log(exported=round(self.at, 2), standing=round(self.value, 4))
+
+
+def _fill(t: Trainer, weights: dict, bias: dict) -> None:
+    with torch.no_grad():
+        for values, own in ((weights, t.model.p), (bias, t.model.bias)):
+            for name, value in values.items():
+                own[name].copy_(value if torch.is_tensor(value) else torch.from_numpy(np.ascontiguousarray(value)))
 
 
 def _sync() -> None:
@@ -254,13 +324,20 @@ def _sync() -> None:
 
 
 def train(
-    t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dict[str, list], before: float = 0.0, first: int = 0
+    t: Trainer, args: argparse.Namespace, log: Log, short, long, sets: dict[str, list], before: float = 0.0, first: int = 0, best: Best | None = None
 ) -> tuple[int, float]:
-    """The training loop, from `before` seconds and `first` steps of earlier commands on; -> steps and seconds so far."""
+    """The training loop, from `before` seconds and `first` steps of earlier commands on; -> steps and seconds so far.
+
+    best: keeps the best state of a run that started from a pack."""
     start, it, snapshot, bad, scale = time.time(), first, None, 0, 1.0
     room = args.minutes * 60 - (start - log.start) - args.reserve
     total = args.total if args.total > before + room else before + room
     quick_at = [q for q in (0.25, 0.5, 0.75, 0.9) if q > before / total]
+    started = best is not None
+    if started:
+        best.look(0.0)
+        quick_at, start = [0.5, 0.75], time.time()
+        total = room = args.minutes * 60 - (start - log.start) - args.reserve
     kinds = torch.zeros(len(KINDS), 2, device=DEVICE)
     tick, ticks, waited = time.time(), 0, 0.0
     while True:
@@ -271,7 +348,7 @@ def train(
         at = time.time()
         batch = to_device((long if is_long else short).get())
         waited += time.time() - at
-        loss, info, norm = t.step(batch, f, scale * schedule(f), f < 0.06, f >= 0.5)
+        loss, info, norm = t.step(batch, stage(f, started), scale * schedule(f, args.fall, it, started))
         it, ticks = it + 1, ticks + 1
         with torch.no_grad():
             m = (info["part"] > corpus.USER_TEXT).float().view(-1)
@@ -311,8 +388,11 @@ def train(
             elif it % (4 * args.log_every) == 0:
                 snapshot = {k: p.detach().clone() for k, p in t.model.p.items()}
         if quick_at and f >= quick_at[0]:
-            r = t.evaluate({k: sets[k] for k in QUICK if k in sets}, False)
-            log(quick=round(f, 2), **{k: [v["exact"], v.get("key"), v["n"]] for k, v in r.items()})
+            if started:
+                best.look(f)
+            else:
+                r = t.evaluate({k: sets[k] for k in QUICK if k in sets}, False)
+                log(quick=round(f, 2), **{k: [v["exact"], v.get("key"), v["n"]] for k, v in r.items()})
             quick_at.pop(0)
             tick, ticks, waited = time.time(), 0, 0.0
     _sync()
@@ -354,11 +434,15 @@ def options() -> argparse.Namespace:
     add("--reserve", type=float, default=45.0, help="seconds kept for the evaluation and the export")
     add("--total", type=float, default=0.0, help="training seconds of all commands together, when this one is not the last")
     add("--resume", action="store_true", help="go on with the schedule where --state stopped")
+    add("--start", type=Path, help="a pack to go on from, with fresh moments")
+    add("--mix", choices=[*corpus.MIXES], default="even", help="shares of the kinds in the training stream")
     add("--lr", type=float, default=2e-3)
+    add("--fall", type=float, default=0.6, help="share of the schedule from which the rate falls")
     add("--row-noise", type=float, default=0.2)
     add("--long-from", type=float, default=0.12)
     add("--long-every", type=int, default=4)
     add("--workers", type=int, default=11)
+    add("--compilers", type=int, default=0, help="processes that compile for the GPU beforehand; 0: the first step compiles one by one")
     add("--seed", type=int, default=arch.SEED)
     add("--stream-seed", type=int, default=1000)
     add("--steps", type=int, default=0, help="fixed number of steps instead of the clock (tests)")
@@ -373,22 +457,23 @@ def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     log = Log(args.out / "log.jsonl")
     log(
-        command=" ".join(["python -m dsv41chat.nano.train", *(a for a in sys.argv[1:] if not a.startswith("/"))]),
+        command=" ".join(["python -m dsv41chat.nano.train", *(Path(a).name if "/" in a else a for a in sys.argv[1:])]),
         corpus=json.loads((args.data / "corpus.json").read_text()),
     )
-    short, workers = start_producers(args.data, args.short_shape, args.workers, args.stream_seed, 48)
-    long, more = start_producers(args.data, args.long_shape, max(1, args.workers // 5), args.stream_seed + 500, 10)
+    short, workers = start_producers(args.data, args.short_shape, args.workers, args.stream_seed, 48, args.mix)
+    long, more = start_producers(args.data, args.long_shape, max(1, args.workers // 5), args.stream_seed + 500, 10, args.mix)
     workers += more
     names = list(evalset.SETS) if not args.tiny else ["definitions", "sums_chat"]
     shapes = {n: args.short_shape if evalset.SETS[n][2] == 512 else args.long_shape for n in names}
     pool = multiprocessing.get_context("fork").Pool(4 if not args.tiny else 1)
-    made = pool.map_async(_eval_rows, [(str(args.data), n, *shapes[n], 990 + i) for i, n in enumerate(names)], chunksize=1)
+    # The first batch of every set is that of earlier runs.
+    jobs = [(n, 990 + i + 100 * k) for i, n in enumerate(names) for k in range(1 if args.tiny else BATCHES.get(n, 1))]
+    made = pool.map_async(_eval_rows, [(str(args.data), n, *shapes[n], seed) for n, seed in jobs], chunksize=1)
     try:
         if DEVICE == "cpu":
             torch.set_num_threads(1)
         torch.manual_seed(args.seed)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        _dynamo_limits()
+        compile_ahead.settings()
         t = Trainer(args.data, args)
         count = lambda test: sum(p.numel() for k, p in t.model.p.items() if test(k))
         log(
@@ -400,10 +485,20 @@ def run(args: argparse.Namespace) -> None:
             tables=count(lambda k: "table" in k),
             drafter=count(lambda k: k.startswith("mtp")),
         )
+        if DEVICE == "cuda" and args.compilers:
+            compile_ahead.run(t, (args.short_shape, args.long_shape), args.compilers, log)
         _warm(t, log, short, long)
+        if args.start:
+            _fill(t, *export.read_weights(args.start))
         before, first = _resume(t, args, log) if args.resume else (0.0, 0)
-        sets = {n: to_device(rows) for n, rows in zip(names, made.get())}
-        steps, elapsed = train(t, args, log, short, long, sets, before, first)
+        sets: dict[str, list] = {n: [] for n in names}
+        for (n, _), rows in zip(jobs, made.get()):
+            sets[n].append(to_device(rows))
+        best = Best(t, log, sets) if args.start else None
+        steps, elapsed = train(t, args, log, short, long, sets, before, first, best)
+        if best:
+            best.look(1.0)
+            best.restore()
         log(shards=save(t, args.out), steps=steps)
         if args.total > elapsed:  # another command follows
             args.state.mkdir(parents=True, exist_ok=True)
@@ -420,6 +515,7 @@ def run(args: argparse.Namespace) -> None:
             log(state="saved")
         else:
             final_evaluation(t, log, sets)
+            report.write(args.out)
         log(done=True, seconds=round(time.time() - log.start, 1))
     finally:
         for worker in workers:
@@ -427,20 +523,12 @@ def run(args: argparse.Namespace) -> None:
         pool.terminate()
 
 
-def _dynamo_limits() -> None:
-    import torch._dynamo as dynamo
-
-    for name in ("cache_size_limit", "recompile_limit", "accumulated_cache_size_limit", "accumulated_recompile_limit"):
-        if hasattr(dynamo.config, name):
-            setattr(dynamo.config, name, 256)
-
-
 def _warm(t: Trainer, log: Log, short, long) -> None:
     """Compile every shape with rate 0 before the clock of the schedule starts; leaves no trace in weights, moments or biases."""
     for name, queue in (("512", short), ("4096", long)):
         at = time.time()
         batch = to_device(queue.get())
-        loss, info, norm = t.step(batch, 0.7, 0.0, False, True)
+        loss, info, norm = t.step(batch, EVALUATION, 0.0)
         _sync()
         log(
             warm=name,
@@ -458,10 +546,7 @@ def _warm(t: Trainer, log: Log, short, long) -> None:
 def _resume(t: Trainer, args: argparse.Namespace, log: Log) -> tuple[float, int]:
     """Masters, router biases and moments of --state; -> training seconds and steps so far."""
     state = torch.load(args.state / "state.pt", map_location=DEVICE)
-    with torch.no_grad():
-        for values, own in ((state["p"], t.model.p), (state["bias"], t.model.bias)):
-            for name, value in values.items():
-                own[name].copy_(value)
+    _fill(t, state["p"], state["bias"])
     t.optimizer.load_state_dict(state["optimizer"])
     log(resumed=state["steps"], elapsed=round(state["elapsed"], 1))
     return state["elapsed"], state["steps"]

@@ -89,7 +89,7 @@ def core_of(world: World, intent: str, noise: float) -> str:
     for _ in range(8):
         chance = rng.random()
         other = shake(core, rng) if chance < noise else soup(core, rng) if chance < 1.6 * noise else core
-        if all(slot in other for slot in ("{}", "{to}", "{city}") if slot in core) and not table.is_held(other):
+        if all(slot in other for slot in ("{}", "{to}", "{city}", "{v}") if slot in core) and not table.is_held(other):
             return other
     return core
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .carrier import core_of, message, story
-from .grammar import rules
 from .turns import Turn
 from .words import answer_known
 from .world import World, held_value
@@ -39,10 +38,13 @@ def _name(world: World, taken: set[str]) -> str:
             return name
 
 
-def paste(world: World, budget: int, cost, depth: float | None = None, missing: float = 0.1) -> list[Turn]:
+def paste(
+    world: World, budget: int, cost, depth: float | None = None, missing: float = 0.1, codes: tuple[int, int] = (1, 6), noise: float = 0.0
+) -> list[Turn]:
     """Turns of a conversation whose first message is a paste of about `budget` tokens (`cost(text)` counts them) with one to three codes in it.
 
-    depth: relative place of the asked code, 0..1 (a random place when None)."""
+    depth: relative place of the asked code, 0..1, with at most two others around it; None: `codes` of them (from, to) at random places, all asked
+    for. noise: chance that a sentence with a code is shaken."""
     rng = world.rng
     fill, used = [], 0
     while used < budget:
@@ -50,9 +52,9 @@ def paste(world: World, budget: int, cost, depth: float | None = None, missing: 
         fill.append(text)
         used += cost(text) + 1
     taken: set[str] = set()
-    needles = [(_name(world, taken), _code(world)) for _ in range(rng.randint(1, 3) if depth is not None else rng.randint(1, 6))]
+    needles = [(_name(world, taken), _code(world)) for _ in range(rng.randint(1, 3) if depth is not None else rng.randint(*codes))]
     for i, (name, code) in enumerate(needles):
-        text = rules("needle").draw(rng, world.held).replace("{}", name).replace("{v}", code)
+        text = core_of(world, "needle", noise).replace("{}", name).replace("{v}", code)
         place = rng.randrange(len(fill) + 1) if depth is None or i else round(depth * len(fill))
         fill.insert(place, text[:1].upper() + text[1:])
     asked = rng.sample(needles, len(needles)) if depth is None else needles[:1]

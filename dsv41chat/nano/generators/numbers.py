@@ -147,9 +147,9 @@ def quotients(world: World, thinking: bool) -> Turn:
     return _turn(world, a, b, "/", "div", divide_steps(a, b), not small and not thinking)
 
 
-def arithmetic(world: World, thinking: bool) -> Turn:
+def arithmetic(world: World, thinking: bool, share_sums: float = 0.58, share_quotients: float = 0.15) -> Turn:
     part = world.rng.random()
-    return sums(world, thinking) if part < 0.58 else products(world, thinking) if part < 0.85 else quotients(world, thinking)
+    return sums(world, thinking) if part < share_sums else products(world, thinking) if part < 1 - share_quotients else quotients(world, thinking)
 
 
 def _spoken(world: World, unit: str, many: str, count: str) -> str:
@@ -207,5 +207,8 @@ def convert(world: World) -> Turn:
     return Turn(user, answer, "convert", "", steps, short=answer)
 
 
-def quantity(world: World, state: State, thinking: bool) -> Turn:
-    return arithmetic(world, thinking) if world.rng.random() < 0.64 else convert(world)
+def quantity(
+    world: World, state: State, thinking: bool, share: float = 0.64, share_sums: float = 0.58, share_quotients: float = 0.15
+) -> Turn:
+    """share: of arithmetic, the rest are conversions."""
+    return arithmetic(world, thinking, share_sums, share_quotients) if world.rng.random() < share else convert(world)

@@ -45,9 +45,10 @@ def known(world: World, state: State) -> Turn:
     return Turn(ask(world, word, state), answer, "word", key, f"word: {word}")
 
 
-def unknown(world: World, state: State) -> Turn:
+def unknown(world: World, state: State, word: str = "") -> Turn:
+    """word: the one to ask for; else an invented or a rare one."""
     rng = world.rng
-    word = world.pseudo() if rng.random() < 0.6 else rng.choice(world.unknown)
+    word = word or (world.pseudo() if rng.random() < 0.6 else rng.choice(world.unknown))
     key, answer = answer_unknown(word)
     return Turn(ask(world, word, state), answer, "unkword", key, f"word: {word}")
 
