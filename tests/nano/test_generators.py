@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from dsv41chat.nano.corpus import Corpus
+from dsv41chat.nano.corpus import MIXES, Corpus
 from dsv41chat.nano.generators import carrier, memory, numbers
 from dsv41chat.nano.generators.grammar import Rules, rules, tidy
 from dsv41chat.nano.generators.turns import State
@@ -117,3 +117,39 @@ def test_rows_keep_conversations_apart(tmp_path):
         starts = np.flatnonzero(np.diff(number[row].astype(int), prepend=0))
         assert not (starts % 8).any() and (ids[row][starts[:-1]] == 0).all()
     assert (reply[(code & 7) >= 2] > 0).all() and not reply[(code & 7) < 2].any()
+
+
+def _told_ago(corpus: Corpus, rooms: int = 200) -> list[int]:
+    """Turns between the last telling and the question, over the questions that a row of 512 tokens keeps."""
+    out = []
+    for _ in range(rooms):
+        talk = corpus.session(512)
+        kept = corpus.ids_of(talk, 512, 0)[3]
+        kinds = [turn.kind for turn in talk.turns[:kept]]
+        out += [i - max(j for j in range(i) if kinds[j] in ("told", "correct")) for i, kind in enumerate(kinds) if kind == "recall"]
+    return out
+
+
+def test_the_mix_for_missed_kinds_asks_further_back_and_keeps_its_last_questions(tmp_path):
+    data = folder(tmp_path)
+    even, missed = Corpus(data, 12), Corpus(data, 12, mix="missed")
+    assert sum(n > 4 for n in _told_ago(missed)) > 1.5 * sum(n > 4 for n in _told_ago(even))
+    whole = [[c.ids_of(talk, 300, 0)[3] == len(talk.turns) for talk in (c.session(300) for _ in range(200))] for c in (even, missed)]
+    assert sum(whole[1]) > 160 and sum(whole[1]) > sum(whole[0])
+
+
+def test_shares_of_a_mix_are_shares(tmp_path):
+    for name, mix in MIXES.items():
+        assert sum(share for _, share in mix.kinds) == pytest.approx(1, abs=0.006), name
+    stream = Corpus(folder(tmp_path), 13, mix="missed")
+    kinds = [stream.turn(State(), False).kind for _ in range(3000)]
+    assert abs(sum(k == "div" for k in kinds) / 3000 - 0.21 * 0.8 * 0.3) < 0.02
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_values_of_the_test_part_stay_out_of_every_mix(tmp_path, mix):
+    stream = Corpus(folder(tmp_path), 14, mix=mix)
+    codes = [re.findall(r"\d{5}", turn.answer) for _ in range(40) for turn in stream.paste(200).turns]
+    assert codes and not any(held_value(code) for found in codes for code in found)
+    table = rules("needle")
+    assert not any(table.is_held(carrier.core_of(stream.world, "needle", stream.mix.needle_noise)) for _ in range(400))

@@ -34,6 +34,48 @@ def test_it_learns_and_goes_on_where_it_stopped(tmp_path):
     assert any(d.get("resumed") == 24 for d in log) and [d["step"] for d in log if "step" in d][-2:] == [25, 26]
 
 
+@pytest.mark.slow
+def test_it_goes_on_from_a_pack_and_exports_its_best_state(tmp_path):
+    """Four steps on the weights that ship: the loss starts where theirs is, the papers are written, and the export is no worse than the start."""
+    data, out = folder(tmp_path), tmp_path / "out"
+    (data / "corpus.json").write_text("{}")
+    command = [sys.executable, "-m", "dsv41chat.nano.train", "--tiny", "--workers", "1", "--data", str(data), "--out", str(out)]
+    command += ["--start", str(embedded_pack()), "--mix", "missed", "--lr", "1e-4", "--steps", "4", "--log-every", "1", "--long-every", "3"]
+    subprocess.run(command, check=True, capture_output=True, timeout=900)
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [d for d in log if "step" in d][0]["lm"] < 2  # random weights begin at 8.3
+    looks = [d["standing"] for d in log if "quick" in d]
+    assert len(looks) == 4 and max(looks) == next(d["standing"] for d in log if "exported" in d)
+    assert set(json.loads((out / "eval.json").read_text())["trainer"]["sets"]) == {"definitions", "sums_chat"}
+    weights, _ = export.read_weights(out)
+    assert all(np.isfinite(v).all() for v in weights.values())
+
+
+def test_the_calls_that_are_compiled_ahead_are_those_of_a_step(tmp_path, monkeypatch):
+    from argparse import Namespace
+
+    from dsv41chat.nano import compile_ahead, model, train
+    from dsv41chat.nano.corpus import Corpus
+
+    shapes = ((2, 128), (1, 512))
+    trainer = train.Trainer(folder(tmp_path), Namespace(seed=41, long_shape=shapes[1], lr=1e-3, row_noise=0.2))
+    expected, met = compile_ahead.calls(trainer, shapes), set()
+
+    def watched(name, own):
+        def call(*arguments):
+            met.add(compile_ahead.Call(name, torch.is_grad_enabled(), tuple(compile_ahead._argument(a) for a in arguments)))
+            return own(*arguments)
+
+        return call
+
+    for name in model.COMPILED:
+        monkeypatch.setattr(model, name, watched(name, getattr(model, name)))
+    stream = Corpus(tmp_path, 3)
+    for shape in shapes:
+        trainer.forward(train.to_device(stream.batch(*shape)))
+    assert met == set(expected) and not any(wrong for *_, wrong in map(compile_ahead.compile_call, expected))
+
+
 def test_rounding_in_the_trainer_is_the_exporters(tmp_path):
     from dsv41chat.nano import model
 
