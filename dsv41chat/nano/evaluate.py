@@ -2,8 +2,10 @@
 
 Items come from the test part of the generators (evalset.py); `--seed` draws fresh ones. Each conversation is rendered by the chat encoder, the
 earlier answers are the right ones, the last answer is generated greedily (drafted decoding gives the same ids as plain decoding).
-An item counts when the answer is the expected text and ended by itself; for arithmetic, when it ends with the right result.
-The receipt holds rates and the keys of failures, no text of the sources. `--questions FILE` asks foreign questions instead: one JSON object per
+An item counts when the answer is the expected text and ended by itself; for arithmetic, when it ends with the right result. Two sets count
+something else: `false_dont_know` how often the model denies knowing a fact that it was taught, `random` how many answers of whole conversations
+end by themselves. The receipt is written after every set, and `--resume` goes on with it after a kill; it holds rates and the keys of failures,
+no text of the sources. `--questions FILE` asks foreign questions instead: one JSON object per
 line, {"messages": [...]} or {"user": "..."}, with optional "thinking", "expect" (a part of the right answer, or a list of such) and "id".
 """
 
@@ -27,8 +29,17 @@ from dsv41chat.engine.chat.encode import Message, RenderOptions, encode_prompt
 
 from . import corpus, embedded_pack, evalset, facts
 from .corpus import Conversation, Corpus
+from .report import pack_digest
 
 ARITHMETIC = {"sum", "sumthink", "mul", "multhink", "div"}
+FACTS = ("definitions", "python", "commands", "geography", "elements")
+DENIAL = "I don't know"  # in every answer that admits not to know
+SPECIAL = ("false_dont_know", "random")
+
+
+def count_of(name: str, limit: int) -> int:
+    """Items of a set: long pastes cost much and rates below a few percent need many."""
+    return max(1, limit // 4) if name.startswith("needle") else {"false_dont_know": 3, "random": 5}.get(name, 1) * limit
 
 
 class Player:
@@ -93,6 +104,19 @@ def run_set(player: Player, name: str, data: Path, seed: int, count: int, show: 
         tokens_per_verify=round(1 + (player.accepted - accepted) / max(1, spent), 2),
         failures=failures,
     )
+
+
+def run_known(player: Player, data: Path, seed: int, count: int, show: bool) -> dict:
+    """Facts that were taught, in wordings of the test part: how often does the model say that it does not know?"""
+    stream, denied, most = Corpus(data, seed, held=True), [], 0.03
+    for i in range(count):
+        talk = evalset.draw(FACTS[i % len(FACTS)], stream)
+        done = player.answer(messages_of(talk), talk.thinking, talk.effort)
+        if DENIAL in done.text:
+            denied.append(talk.turns[-1].thought)
+            if show:
+                print(f"BAD [false_dont_know] {talk.turns[-1].user!r} -> {done.text!r}", flush=True)
+    return dict(n=count, denied=len(denied), rate=round(len(denied) / max(1, count), 4), at_most=most, failures=denied)
 
 
 def run_random(player: Player, data: Path, seed: int, count: int, show: bool) -> dict:
@@ -184,14 +208,6 @@ def altered(pack: Path, folder: Path, control: str) -> Path:
     return folder
 
 
-def pack_digest(pack: Path) -> str:
-    """sha256 over the digests of the weight files, the config and the tokenizer."""
-    whole = hashlib.sha256()
-    for path in sorted([*pack.glob("model-*.safetensors"), pack / "config.json", pack / "tokenizer.json"]):
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
-    return whole.hexdigest()
-
-
 def data_folder(given: Path | None, scratch: Path) -> Path:
     """Facts and tokenizer for the items; built anew (needs the source packages) unless a folder of `corpus.py` is given."""
     if given:
@@ -201,16 +217,40 @@ def data_folder(given: Path | None, scratch: Path) -> Path:
     return scratch
 
 
-def _results(player: Player, a: argparse.Namespace, data: Path) -> Iterator[tuple[str, dict]]:
-    for name in a.set or [*evalset.SETS, "random"]:
-        start = time.time()
+def _results(player: Player, a: argparse.Namespace, data: Path, have: dict) -> Iterator[tuple[str, dict]]:
+    for name in a.set or [*evalset.SETS, *SPECIAL]:
+        start, count = time.time(), count_of(name, a.limit)
+        if have.get(name, {}).get("n") == count:
+            yield name, have[name]
+            continue
         if name == "random":
-            result = run_random(player, data, a.seed, a.limit, a.show)
+            result = run_random(player, data, a.seed, count, a.show)
+        elif name == "false_dont_know":
+            result = run_known(player, data, a.seed, count, a.show)
         else:
-            result = run_set(
-                player, name, data, a.seed + list(evalset.SETS).index(name), max(1, a.limit // 4) if name.startswith("needle") else a.limit, a.show
-            )
+            # Seeds of a set lie 100 apart, so that no two sets of neighbouring seeds share a stream.
+            result = run_set(player, name, data, 100 * a.seed + list(evalset.SETS).index(name), count, a.show)
         yield name, result | {"seconds": round(time.time() - start, 1)}
+
+
+def head_of(player: Player, a: argparse.Namespace, digest: str, data: Path) -> dict:
+    """What a receipt says before the sets: two receipts with the same head are parts of one evaluation."""
+    options = player.engine.numeric_options
+    return dict(
+        pack_sha256=digest,
+        seed=a.seed,
+        control=a.control,
+        engine=dict(device=player.engine.device, mlx=player.engine.mlx_version, routes=options["routes"], draft=a.draft),
+        facts_sha256=_facts_digest(data),
+    )
+
+
+def kept_sets(receipt: Path | None, head: dict) -> dict:
+    """The sets of an earlier receipt, when it is of the same evaluation."""
+    if not receipt or not receipt.exists():
+        return {}
+    old = json.loads(receipt.read_text(encoding="utf-8"))
+    return old["sets"] if all(old.get(k) == v for k, v in head.items()) else {}
 
 
 def main() -> None:
@@ -219,14 +259,15 @@ def main() -> None:
     add("--pack", type=Path, default=None, help="another pack than the embedded one")
     add("--data", type=Path, help="folder written by dsv41chat.nano.corpus (else the facts are built anew)")
     add("--seed", type=int, default=1, help="which held-out items are drawn")
-    add("--set", action="append", choices=[*evalset.SETS, "random"], help="only these sets")
-    add("--limit", type=int, default=100, help="items per set (a quarter of it per needle length)")
+    add("--set", action="append", choices=[*evalset.SETS, *SPECIAL], help="only these sets")
+    add("--limit", type=int, default=100, help="items per set (needles: a quarter; false_dont_know: three times, random: five times it)")
     add("--questions", type=Path, help="JSON lines of foreign questions")
     add("--control", choices=["zeroed", "shuffled"], help="evaluate a copy with altered engram tables")
     add("--draft", default="5", help="auto, off, or proposals per round")
     add("--perplexity", action="store_true", help="compare float32 with bfloat16 on the right answers instead")
     add("--show", action="store_true", help="print every question and answer")
     add("--receipt", type=Path, help="write the results as JSON")
+    add("--resume", action="store_true", help="keep the sets that the receipt already holds")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         pack = a.pack or embedded_pack()
@@ -242,19 +283,16 @@ def main() -> None:
             if a.receipt:
                 a.receipt.write_text(json.dumps(dict(pack_sha256=digest, perplexity=found), indent=1) + "\n")
             return
-        for name, result in _results(player, a, data):
+        head = head_of(player, a, digest, data)
+        have = kept_sets(a.receipt, head) if a.resume else {}
+        command = " ".join(["python -m dsv41chat.nano.evaluate", *_shown(sys.argv[1:])])
+        for name, result in _results(player, a, data, have):
             report[name] = result
             print(json.dumps({"set": name, **{k: v for k, v in result.items() if k != "failures"}}), flush=True)
             if a.receipt:
-                head = dict(
-                    command=" ".join(["python -m dsv41chat.nano.evaluate", *_shown(sys.argv[1:])]),
-                    pack_sha256=digest,
-                    seed=a.seed,
-                    control=a.control,
-                    engine=dict(device=player.engine.device, mlx=player.engine.mlx_version, draft=a.draft),
-                    facts_sha256=_facts_digest(data),
-                )
-                a.receipt.write_text(json.dumps(head | {"sets": report}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                text = json.dumps({"command": command} | head | {"sets": report}, indent=1, ensure_ascii=False) + "\n"
+                a.receipt.with_suffix(".new").write_text(text, encoding="utf-8")
+                a.receipt.with_suffix(".new").replace(a.receipt)  # a kill leaves the last whole receipt
 
 
 def _shown(arguments: list[str]) -> list[str]:

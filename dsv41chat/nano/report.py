@@ -1,7 +1,8 @@
 """What a training run did, from its log: the papers that go with the pack.
 
-The trainer writes `eval.json` beside its shards (`write`). `python -m dsv41chat.nano.report RUN --data FOLDER --pack PACK` takes a finished run
-into a pack: shards, index, digests, settings, provenance, eval.json, and the curve as a receipt. The card is written by hand.
+The trainer writes `eval.json` beside its shards (`write`). `python -m dsv41chat.nano.report run RUN --data FOLDER` takes a finished run into the
+pack: shards, index, digests, settings, provenance, eval.json, and the curve as a receipt. `... report product` puts the figures of the product
+engine (`receipts/evaluation_*.json` of these very weights) into eval.json. The card is written by hand.
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ _SET_FIELDS = ("n", "exact", "key", "fact", "perplexity", "fact_perplexity", "ac
 _CONTROL_FIELDS = ("final", "engram", "entries", "n", "exact", "key", "fact", "fact_perplexity")
 _CURVE_FIELDS = ("step", "f", "loss", "lm", "kl", "draft", "norm", "tok_s", "kinds", "load", "gate")
 RECEIPTS = Path(__file__).parent / "receipts"
+
+
+def pack_digest(pack: Path) -> str:
+    """sha256 over the digests of the weight files, the config and the tokenizer."""
+    whole = hashlib.sha256()
+    for path in sorted([*pack.glob("model-*.safetensors"), pack / "config.json", pack / "tokenizer.json"]):
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
 
 
 def read_log(folder: Path) -> list[dict]:
@@ -107,14 +116,53 @@ def install(run: Path, data: Path, pack: Path, receipts: Path) -> None:
     dump(receipts / "training_continued.json", done)
 
 
+def pooled(sets: dict[str, dict], names: list[str]) -> float:
+    """Right answers of some sets together."""
+    return round(sum(sets[n]["right"] for n in names) / sum(sets[n]["n"] for n in names), 4)
+
+
+def product_part(receipts: Path, digest: str) -> dict:
+    """The product's figures for the weights with this digest: [right, items, tokens per verify] per set and seed, controls, denials, endings."""
+    found = {}
+    for path in sorted(receipts.glob("evaluation_*.json")):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value["pack_sha256"] == digest:
+            found[path.stem.removeprefix("evaluation_")] = value["sets"]
+    seeds = {name: {k: v for k, v in found[name].items() if "right" in v} for name in found if name.startswith("seed")}
+    out: dict = dict(
+        how="greedy, drafted, the product's engine on the CPU and its chat encoder; receipts/evaluation_*.json hold commands and failures",
+        **{name: {k: [v["right"], v["n"], v["tokens_per_verify"]] for k, v in sets.items()} for name, sets in seeds.items()},
+    )
+    both = [k for k in next(iter(seeds.values()), {}) if all(k in sets for sets in seeds.values())]
+    if len(seeds) > 1 and both:
+        out["pooled_same_sets"] = dict(sets=len(both), **{name: pooled(sets, both) for name, sets in seeds.items()})
+    for name in ("zeroed", "shuffled"):
+        if name in found:
+            out[f"tables_{name}"] = {k: [v["right"], v["n"]] for k, v in found[name].items()}
+    for name, sets in found.items():
+        if "false_dont_know" in sets:
+            out.setdefault("false_dont_know", {})[name] = [sets["false_dont_know"][k] for k in ("denied", "n")]
+        if "random" in sets:
+            out["random_conversations"] = {k: v for k, v in sets["random"].items() if k != "seconds"}
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder with the shards and log.jsonl of a run that was started with --start")
-    parser.add_argument("--data", type=Path, required=True, help="folder written by dsv41chat.nano.corpus")
-    parser.add_argument("--pack", type=Path, default=Path(__file__).parent / "pack")
-    parser.add_argument("--receipts", type=Path, default=RECEIPTS)
+    what = parser.add_subparsers(dest="what", required=True)
+    run = what.add_parser("run", help="take a run that was started with --start into the pack")
+    run.add_argument("run", type=Path, help="folder with its shards and log.jsonl")
+    run.add_argument("--data", type=Path, required=True, help="folder written by dsv41chat.nano.corpus")
+    product = what.add_parser("product", help="the product's receipts into eval.json")
+    for part in (run, product):
+        part.add_argument("--pack", type=Path, default=Path(__file__).parent / "pack")
+        part.add_argument("--receipts", type=Path, default=RECEIPTS)
     a = parser.parse_args()
-    install(a.run, a.data, a.pack, a.receipts)
+    if a.what == "run":
+        install(a.run, a.data, a.pack, a.receipts)
+    else:
+        papers = json.loads((a.pack / "eval.json").read_text(encoding="utf-8"))
+        dump(a.pack / "eval.json", papers | {"product": product_part(a.receipts, pack_digest(a.pack))})
 
 
 if __name__ == "__main__":
