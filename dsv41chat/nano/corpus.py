@@ -61,19 +61,19 @@ MIXES = {
     ),
     "missed": Mix(
         _shares(
-            word=0.19, unkword=0.2, python=0.035, command=0.035, geo=0.1, element=0.02, quantity=0.21, memory=0.09, meta=0.015, talk=0.04, scope=0.065
+            word=0.18, unkword=0.2, python=0.035, command=0.035, geo=0.1, element=0.025, quantity=0.27, memory=0.05, meta=0.01, talk=0.04, scope=0.055
         ),
         arithmetic=0.8,
         sums=0.44,
         quotients=0.3,
         blocked=0.06,
         thinking_sums=0.65,
-        session=0.25,
+        session=0.22,
         far=0.6,
         asked=(1, 2, 2, 3),
-        short_paste=0.16,
-        long_paste=0.75,
-        codes=((1, 3), (1, 3), (4, 12)),
+        short_paste=0.2,
+        long_paste=0.8,
+        codes=((1, 3), (3, 6), (6, 12)),
         needle_noise=0.25,
         fit=True,
     ),
@@ -219,7 +219,12 @@ class Corpus:
 
     def paste(self, budget: int, depth: float | None = None, missing: float = 0.1) -> Conversation:
         """A conversation around a pasted text of about `budget` tokens; sometimes thinking."""
-        low, high = self.mix.codes[0] if len(self.mix.codes) == 1 else self.rng.choice(self.mix.codes)
+        if len(self.mix.codes) == 1:
+            low, high = self.mix.codes[0]
+        else:  # many codes need room of their own, or the row is lost
+            low, high = self.rng.choice(self.mix.codes)
+            high = min(high, max(6, budget // 100))
+            low, budget = min(low, high), budget - 22 * max(0, high - 6)
         turns = needle.paste(self.world, budget, lambda t: len(self.encode(t, True)), depth, missing, (low, high), self.mix.needle_noise)
         return Conversation(turns, self.rng.random() < 0.15)
 

@@ -143,7 +143,7 @@ def test_shares_of_a_mix_are_shares(tmp_path):
         assert sum(share for _, share in mix.kinds) == pytest.approx(1, abs=0.006), name
     stream = Corpus(folder(tmp_path), 13, mix="missed")
     kinds = [stream.turn(State(), False).kind for _ in range(3000)]
-    assert abs(sum(k == "div" for k in kinds) / 3000 - 0.21 * 0.8 * 0.3) < 0.02
+    assert abs(sum(k == "div" for k in kinds) / 3000 - 0.27 * 0.8 * 0.3) < 0.02
 
 
 @pytest.mark.parametrize("mix", MIXES)
