@@ -31,6 +31,7 @@ from dsv41chat.engine.draft.depth import FixedDepth
 from dsv41chat.engine.draft.verify import run_round
 from dsv41chat.engine.engine import Engine, open_engine
 from dsv41chat.engine.errors import EngineError
+from dsv41chat.engine.kernels.joined import parted
 from dsv41chat.engine.kernels.sites import bare
 from dsv41chat.engine.sampling import SamplingParams, choose
 from dsv41chat.nano import embedded_pack
@@ -209,7 +210,8 @@ def recorded_choices(engine: Engine) -> Iterator[list[list[np.ndarray]]]:
 
         moe.choose = choose_and_record
     try:
-        yield seen
+        with parted(engine.trunk):
+            yield seen
     finally:
         for moe, previous in held:
             if previous is None:

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from dsv41chat.engine.kernels.joined import forget
 from dsv41chat.engine.kernels.routes import STOCK, row_bytes, rows_of
 from dsv41chat.engine.kernels.sites import Routed, Site, sites
 
@@ -88,6 +89,7 @@ def install(trunk: Any, verdicts: list[Verdict]) -> int:
         if rows or isinstance(site.value, Tokenwise):
             setattr(site.owner, site.field, Tokenwise(_inner(site.value), rows, site.shared) if rows else _inner(site.value))
         count += bool(rows)
+    forget(trunk)
     return count
 
 

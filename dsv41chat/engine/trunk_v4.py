@@ -18,7 +18,8 @@ from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.kernels.routes import KernelRoutes
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention_v4 import AttentionV4
-from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead, Streams, enter, settle
+from dsv41chat.engine.nn.halves import Halves
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead, Streams, settle
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe_v4 import MoEV4
 from dsv41chat.engine.ops import norm, rope
@@ -31,7 +32,7 @@ _POOL_BLOCK = 256
 
 
 @dataclass
-class LayerV4:
+class LayerV4(Halves):
     plan: LayerPlan
     attn_mix: HyperConnection
     ffn_mix: HyperConnection
@@ -55,13 +56,6 @@ class LayerV4:
             MoEV4.load(c, source, f"{p}.ffn", c.experts_of(plan.hashed), plan.hashed),
             c.rms_norm_eps,
         )
-
-    def into_attention(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
-        """`Streams` -> (h, x, pre, post, comb). Collapses with its own `pre`."""
-        return enter(self.attn_mix, self.attn_norm, self.eps, self.lagged, streams)
-
-    def into_experts(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
-        return enter(self.ffn_mix, self.ffn_norm, self.eps, self.lagged, streams)
 
 
 @dataclass
@@ -148,9 +142,8 @@ class TrunkV4:
 
     def _layer(self, layer: LayerV4, lane: Lane, rows: RowsV4, streams: Streams) -> Streams:
         """Each half collapses the streams that enter it with its own `pre`, and spreads its output over the same streams."""
-        h, x, _, post, comb = layer.into_attention(*streams)
-        h, x, _, post, comb = layer.into_experts(h, None, layer.attention(lane, rows, x), post, comb)
-        return h, None, layer.moe(x, rows.tokens), post, comb
+        h, x, pre, post, comb, qr, q, kv = layer.before(*streams, *rows.tables[layer.plan.rope])
+        return layer.after(h, pre, layer.attention(lane, rows, x, qr, q, kv), post, comb, rows.tokens)
 
     def logits(self, h: mx.array) -> mx.array:
         """float32 [n, vocab] from the streams after the last layer."""

@@ -23,7 +23,8 @@ from dsv41chat.engine.kernels.routes import KernelRoutes
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention import Attention
 from dsv41chat.engine.nn.engram import Engram
-from dsv41chat.engine.nn.hyper_connection import HyperConnection, Streams, enter, settle
+from dsv41chat.engine.nn.halves import Halves
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, Streams, settle
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe import MoE
 from dsv41chat.engine.ops.hyper import collapse
@@ -38,7 +39,7 @@ _POOL_BLOCK = 256
 
 
 @dataclass
-class Layer:
+class Layer(Halves):
     plan: LayerPlan
     engram: Engram | None
     attn_mix: HyperConnection
@@ -64,13 +65,6 @@ class Layer:
             MoE.load(c, source, f"{p}.ffn", c.n_routed_experts, c.num_experts_per_tok),
             c.rms_norm_eps,
         )
-
-    def into_attention(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
-        """`Streams` -> (h, x, pre, post, comb). Collapses with the `pre` of the sublayer before."""
-        return enter(self.attn_mix, self.attn_norm, self.eps, self.lagged, streams)
-
-    def into_experts(self, *streams: mx.array | None) -> tuple[mx.array, ...]:
-        return enter(self.ffn_mix, self.ffn_norm, self.eps, self.lagged, streams)
 
 
 @dataclass
@@ -180,9 +174,8 @@ class TrunkV41:
 
     def _layer(self, layer: Layer, lane: Lane, rows: Rows, streams: Streams) -> Streams:
         """Staggered: each half collapses with the `pre` of the half before it, and spreads with its own `post` and `comb`."""
-        h, x, pre, post, comb = layer.into_attention(*streams)
-        h, x, pre, post, comb = layer.into_experts(h, pre, layer.attention(lane, rows, x), post, comb)
-        return h, pre, layer.moe(x, rows.image), post, comb
+        h, x, pre, post, comb, qr, q, kv = layer.before(*streams, *rows.tables[layer.plan.rope])
+        return layer.after(h, pre, layer.attention(lane, rows, x, qr, q, kv), post, comb, rows.image)
 
     def logits(self, h: mx.array, pre: mx.array) -> mx.array:
         """float32 [n, vocab] from the streams after the last layer and the last `pre`."""

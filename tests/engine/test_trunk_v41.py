@@ -250,7 +250,8 @@ def coefficients_not_staggered(p):
     def layer(self, layer, lane, rows, streams):
         eps, h = self.config.rms_norm_eps, settle(streams)
         pre, post, comb = layer.attn_mix(h)
-        y = layer.attention(lane, rows, norm.rms(hyper.collapse(h, pre), layer.attn_norm, eps))
+        x, w = norm.rms(hyper.collapse(h, pre), layer.attn_norm, eps), layer.attention.weights
+        y = w.output(layer.attention(lane, rows, x, *w.project(x, rows.tables[layer.plan.rope])))
         h = hyper.expand(y, h, post, comb)
         pre, post, comb = layer.ffn_mix(h)
         return h, pre, layer.moe(norm.rms(hyper.collapse(h, pre), layer.ffn_norm, eps), rows.image), post, comb

@@ -47,6 +47,8 @@ TOLERANCE = {
 }  # fmt: skip
 _TEXTS = (text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_tensor)
 _FINISH_LIMIT = 5e-3
+# Of calls that are compared with stock: of decode, of a window, of a prompt.
+_CHECK_ROWS = {"metal": (1, 5), "cuda": (1, 5, 40)}
 # By backend and shape: every layer builds its own, and they are alike.
 _finish_gaps: dict[tuple, float] = {}
 
@@ -62,8 +64,26 @@ def gpu_route(dialect: str, backend: Backend, missing: Callable[[], str | None],
         missing=missing,
         identity=lambda: text_digest(dialect),
         reference=in_float32,
-        check_rows=(1, 5, 40) if dialect == "cuda" else (1, 5),
+        check_rows=_CHECK_ROWS[dialect],
+        joins=backend.lazy,
+        prepare=lambda found: _prepare(backend, found),
     )
+
+
+def _prepare(backend: Backend, found: list[Site]) -> None:
+    """Compile side by side what the checks will call; what fails here fails there again, and is reported there."""
+    if not hasattr(backend, "collecting"):
+        return
+    build = builders(backend)
+    with backend.collecting():
+        for site in found:
+            try:
+                call = build[site.op](site)
+                for rows in _CHECK_ROWS[backend.dialect]:
+                    call(*site.inputs(rows, np.random.default_rng(rows)))
+            except (Declined, RouteUnavailable):
+                continue
+    _finish_gaps.clear()
 
 
 def text_digest(dialect: str) -> str:

@@ -1,22 +1,28 @@
-"""Running a kernel text on a device through MLX."""
+"""What runs a kernel text, and how MLX runs one on Metal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS, Kernel, header, kernel_name, source
 
+# Rows of one launch: a weight that is read once serves all of them. Wider calls take another way.
+MOST_ROWS = 8
 Outputs = Sequence[tuple[tuple[int, ...], mx.Dtype]]
 
 
 class Backend(Protocol):
-    """What executes kernel texts: a device, or in tests the CPU shim. dialect: metal or cuda."""
+    """What executes kernel texts: a device, or in tests the CPU shim.
+
+    dialect: metal or cuda. lazy: `run` only builds a graph, so that calls can be joined to compiled graphs.
+    """
 
     dialect: str
+    lazy: bool
 
     def run(
         self, kernel: Kernel, inputs: Sequence[mx.array], constants: Mapping[str, int], groups: tuple[int, int, int], threads: int, outputs: Outputs
@@ -36,17 +42,22 @@ def number(value: int) -> mx.array:
     return mx.array([value], dtype=mx.int32)
 
 
-class MlxBackend:
-    """Kernels through `mx.fast.metal_kernel` or `mx.fast.cuda_kernel`. The first use of a text with a set of constants compiles it."""
+class MetalBackend:
+    """Kernels through `mx.fast.metal_kernel`. The first use of a text with a set of constants compiles it."""
 
-    def __init__(self, dialect: str):
-        self.dialect = dialect
+    dialect = "metal"
+    lazy = True
+
+    def __init__(self):
+        self._built: dict[tuple, Callable] = {}
 
     def run(
         self, kernel: Kernel, inputs: Sequence[mx.array], constants: Mapping[str, int], groups: tuple[int, int, int], threads: int, outputs: Outputs
     ) -> list[mx.array]:
-        kinds = *(str(a.dtype) for a in inputs), *(str(dtype) for _, dtype in outputs), *(str(a.size < SMALL_ELEMENTS) for a in inputs)
-        built = _built(kernel, self.dialect, kinds)
+        key = kernel, *(a.dtype for a in inputs), *(dtype for _, dtype in outputs), *(a.size < SMALL_ELEMENTS for a in inputs)
+        built = self._built.get(key)
+        if built is None:
+            built = self._built[key] = _metal_kernel(kernel, tuple(map(str, key[1:])))
         return built(
             inputs=list(inputs),
             template=list(constants.items()),
@@ -57,13 +68,11 @@ class MlxBackend:
         )
 
 
-@cache
-def _built(kernel: Kernel, dialect: str, kinds: tuple[str, ...]):
-    make = mx.fast.metal_kernel if dialect == "metal" else mx.fast.cuda_kernel
-    return make(
-        name=kernel_name(kernel, dialect, kinds),
+def _metal_kernel(kernel: Kernel, kinds: tuple[str, ...]) -> Callable:
+    return mx.fast.metal_kernel(
+        name=kernel_name(kernel, "metal", kinds),
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
-        source=source(kernel, dialect),
-        header=header(kernel, dialect),
+        source=source(kernel, "metal"),
+        header=header(kernel, "metal"),
     )

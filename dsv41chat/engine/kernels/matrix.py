@@ -8,13 +8,11 @@ from typing import Any
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import Backend, number
+from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, number
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_matrix import EXPERTS_DOWN, EXPERTS_UP, MATVEC
 from dsv41chat.engine.nn.linear import Packed
 
-# Rows of one launch: a weight that is read once serves all of them. Wider calls take another way.
-MOST_ROWS = 8
 _MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _SCALES = {mx.bfloat16: 0, mx.float32: 1, mx.float16: 2}

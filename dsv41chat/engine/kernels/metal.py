@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.gpu import gpu_route
-from dsv41chat.engine.kernels.launch import MlxBackend
+from dsv41chat.engine.kernels.launch import MetalBackend
 from dsv41chat.engine.kernels.routes import Route
 
 
@@ -14,4 +14,4 @@ def missing() -> str | None:
 
 
 def metal_route() -> Route:
-    return gpu_route("metal", MlxBackend("metal"), missing)
+    return gpu_route("metal", MetalBackend(), missing)

@@ -20,6 +20,7 @@ import numpy as np
 
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.errors import RouteUnavailable
+from dsv41chat.engine.kernels import joined
 from dsv41chat.engine.kernels.sites import INNER, Routed, Site, sites
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class Route:
     bits are the same in calls of any width, as the stock operations of the CPU have it. identity: what else its bits depend on.
     auto_on: devices where `auto` considers it, None for all of its own. reference: what it is compared with; the stock operation as it
     is, or in float32. check_rows: of the calls that are compared. suits: why it is not for a trunk, None if it is. copies: bytes of the
-    copies of weights that it keeps beside those of a trunk.
+    copies of weights that it keeps beside those of a trunk. joins: the halves of a layer become compiled graphs of its kernels
+    (`kernels.joined`). prepare: called with one site of each key before they are built, to compile side by side what they will need.
 
     host: its builders return numpy arrays and take either kind. Then nothing but numpy arrays passes between the operations of a trunk,
     its lanes are numpy's, and operations that stay stock are called through copies. Inside operations and in drafters MLX arrays stay.
@@ -63,6 +65,8 @@ class Route:
     suits: Callable[[Any], str | None] = lambda trunk: None
     host: bool = False
     copies: Callable[[Any], int] = lambda trunk: 0
+    joins: bool = False
+    prepare: Callable[[list[Site]], None] = lambda found: None
 
     def takes(self, wanted: str, device: str) -> bool:
         """Whether it is a candidate where `wanted` is asked for."""
@@ -182,6 +186,9 @@ def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Rout
     counts: dict[tuple[str, str], int] = {}
     placed: list[Site] = []
     found = list(sites(module, trunk))
+    for route in candidates:
+        if not reasons[route.name]:
+            route.prepare(list({(s.op, s.key): s for s in found if s.op in route.builders}.values()))
     try:
         for site in found:
             if not any(site.op in r.builders for r in candidates):
@@ -202,6 +209,8 @@ def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Rout
             if not isinstance(site.value, Routed) and site.op not in INNER:
                 placed.append(site)
                 setattr(site.owner, site.field, Routed(STOCK, _bridge(site.stock, to_host, to_mlx), site.stock))
+        if module is trunk and any(route is not None and route.joins for route, *_ in verdicts.values()):
+            joined.join(trunk)
     except BaseException:
         remove(placed)
         raise

@@ -110,15 +110,14 @@ class Attention:
         weights = AttentionWeights.load(c, source, f"layers.{layer.index}.attn", fp8_ue8m0 if cache_quant else None)
         return cls(layer, weights, compressor, indexer, source.dtype)
 
-    def __call__(self, lane: Lane, rows: Rows, x: mx.array) -> mx.array:
-        """x [n, D] -> [n, D]. An owner appends before it scores and attends, so a row that closes a group sees that group."""
-        table = rows.tables[self.layer.rope]
-        qr, q, kv = self.weights.project(x, table)
+    def __call__(self, lane: Lane, rows: Rows, x: mx.array, qr: mx.array, q: mx.array, kv: mx.array) -> mx.array:
+        """x [n, D] and its `project` -> o [n, H, C], before the output projection. An owner appends before it scores and attends, so a row
+        that closes a group sees that group."""
         if self.compressor is not None:
             self.compressor(lane, rows, x)
         if self.indexer is not None:
             self.indexer(lane, rows, x, qr)
-        return self.weights.output(self._attend(lane, rows, q, kv))
+        return self._attend(lane, rows, q, kv)
 
     def _attend(self, lane: Lane, rows: Rows, q: mx.array, kv: mx.array) -> mx.array:
         name, out, pool, index, picked = f"window.{self.layer.index}", [], None, None, None

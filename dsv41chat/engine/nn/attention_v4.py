@@ -41,10 +41,9 @@ class AttentionV4:
         weights = AttentionWeights.load(c, source, f"layers.{layer.index}.attn", rounding)
         return cls(layer, weights, compressor, indexer, source.dtype)
 
-    def __call__(self, lane: Lane, rows: RowsV4, x: mx.array) -> mx.array:
-        """x [n, D] -> [n, D]. Entries are appended before they are attended to: the row that closes a group sees it."""
-        w, table = self.weights, rows.tables[self.layer.rope]
-        qr, q, kv = w.project(x, table)
+    def __call__(self, lane: Lane, rows: RowsV4, x: mx.array, qr: mx.array, q: mx.array, kv: mx.array) -> mx.array:
+        """x [n, D] and its `project` -> o [n, H, C], before the output projection. Entries are appended before they are attended to: the
+        row that closes a group sees it."""
         if self.compressor is not None:
             self.compressor(lane, rows, x)
         picked = None
@@ -52,7 +51,7 @@ class AttentionV4:
             picked = self.indexer(lane, rows, x, qr)
         elif self.layer.ratio:
             picked = self.all_visible(rows)
-        return w.output(self._attend(lane, rows, q, kv, picked))
+        return self._attend(lane, rows, q, kv, picked)
 
     def all_visible(self, rows: RowsV4) -> tuple[mx.array, mx.array]:
         """(index, present) of a layer without an indexer, wide enough for the last row."""

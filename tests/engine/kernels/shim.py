@@ -48,6 +48,8 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++20 co
 class Shim:
     """A `Backend` that runs on the CPU. Outputs start as garbage, so a value that a kernel forgets to write is seen."""
 
+    lazy = False
+
     def __init__(self, dialect: str):
         self.dialect = dialect
         self.launches: list[str] = []

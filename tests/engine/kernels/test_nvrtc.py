@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dsv41chat.engine.kernels.nvrtc import library
 from dsv41chat.engine.kernels.sites import Routed, sites
 from tests.engine.kernels.cases import cases
-from tests.engine.kernels.nvrtc import compile_kernel, library
+from tests.engine.kernels.nvrtc import compile_kernel
 from tests.engine.kernels.test_real_shapes import BUILDS, Paper, paper
 
 pytestmark = [pytest.mark.oracle, pytest.mark.skipif(library() is None, reason="needs the package nvidia-cuda-nvrtc")]

@@ -1,0 +1,79 @@
+"""The halves of a layer as compiled graphs: a decode step on a GPU is then built from few calls instead of one per kernel.
+
+A graph is traced through whatever the routes have put in place, so its bits are those of the calls one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+from dsv41chat.engine.kernels.launch import MOST_ROWS
+
+HALVES = ("before", "after")
+
+
+class Joined:
+    """A half of a layer, compiled per number of rows and form of its arguments in calls of at most MOST_ROWS rows."""
+
+    def __init__(self, half: Callable):
+        self.half = half
+        self.graphs: dict[tuple, Callable] = {}
+        # By form of the arguments: which results are None.
+        self.absent: dict[tuple, tuple[bool, ...]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        if args[0].shape[0] > MOST_ROWS:
+            return self.half(*args)
+        form = tuple(a is None for a in args)
+        graph = self.graphs.get(form)
+        if graph is None:
+            graph = self.graphs[form] = mx.compile(self._of_arrays(form))
+        found = iter(graph(*(a for a in args if a is not None)))
+        return tuple(None if gone else next(found) for gone in self.absent[form])
+
+    def _of_arrays(self, form: tuple[bool, ...]) -> Callable:
+        def call(*arrays: mx.array) -> tuple[mx.array, ...]:
+            left = iter(arrays)
+            found = self.half(*(None if gone else next(left) for gone in form))
+            self.absent[form] = tuple(a is None for a in found)
+            return tuple(a for a in found if a is not None)
+
+        return call
+
+
+def join(trunk: Any) -> None:
+    """Put graphs in place of the halves of every layer."""
+    for layer in trunk.layers:
+        for name in HALVES:
+            setattr(layer, name, Joined(getattr(layer, name)))
+
+
+def part(trunk: Any) -> None:
+    """Take the graphs away again."""
+    for layer in trunk.layers:
+        for name in HALVES:
+            vars(layer).pop(name, None)
+
+
+def forget(trunk: Any) -> None:
+    """What the layers call has changed: graphs are traced anew."""
+    for layer in getattr(trunk, "layers", ()):
+        for name in HALVES:
+            if isinstance(half := vars(layer).get(name), Joined):
+                half.graphs.clear()
+
+
+@contextmanager
+def parted(trunk: Any) -> Iterator[None]:
+    """Inside, the halves are called as they are, for measurements that look into them."""
+    joined = any(name in vars(layer) for layer in trunk.layers for name in HALVES)
+    part(trunk)
+    try:
+        yield
+    finally:
+        if joined:
+            join(trunk)
