@@ -8,13 +8,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.draft.base import PlainDrafter, Proposal
-from dsv41chat.engine.draft.depth import DepthPolicy, DraftCosts, FixedDepth, prior_costs
+from dsv41chat.engine.draft.costs import DraftCosts, prior_costs
+from dsv41chat.engine.draft.depth import DepthPolicy, FixedDepth
 from dsv41chat.engine.draft.verify import run_round
 from dsv41chat.engine.pack.build import build_drafter, build_trunk, open_pack
 from dsv41chat.engine.pack.dialects import release_tensors
@@ -25,6 +27,8 @@ from dsv41chat.engine.target import Target
 from dsv41chat.nano.export import write_safetensors
 
 DATA = Path(__file__).parent / "data"
+# Tokens of a prompt and of an answer in the contracts.
+PROMPT, COUNT = 11, 26
 SETTINGS = {
     "greedy": {},
     "warm": {"temperature": 0.8},
@@ -281,3 +285,30 @@ def decode(
         if states:
             run.states[target.n] = digest(target)
     return run
+
+
+# a pack and its plain runs -----------------------------------------------------------------------------------------------
+
+
+class Family:
+    """A tiny pack without a drafter, and plain decode's runs on it."""
+
+    def __init__(self, name: str, folder, dtype=mx.float32):
+        self.folder = write_with_drafter(DATA / name, folder / name, None)
+        self.trunk, _ = load(self.folder, dtype)
+        self.vocab = self.trunk.config.vocab_size
+        self.trunk.tap_layers = tuple(range(self.trunk.config.num_hidden_layers))[-3:]
+        self.plain = lru_cache(None)(self._plain)
+        self.with_states = lru_cache(None)(lambda *key: self._plain(*key, states=True))
+
+    def prompt(self, seed: int) -> list[int]:
+        return np.random.default_rng(seed).integers(3, self.vocab - 2, PROMPT).tolist()
+
+    def _plain(self, setting: str, seed: int, count: int = COUNT, **options):
+        return decode(self.trunk, self.prompt(seed), settings(setting, seed), count, **options)
+
+    def drafted(self, setting: str, seed: int, depth, make, count: int = COUNT, **options):
+        """make(text, vocab) -> drafter, from plain decode's own text."""
+        text = self.plain(setting, seed, count).text
+        depth = adaptive(self.trunk, 5) if depth == "auto" else FixedDepth(depth) if isinstance(depth, int) else depth
+        return decode(self.trunk, self.prompt(seed), settings(setting, seed), count, make(text, self.vocab), depth, **options)

@@ -97,6 +97,9 @@ def race(arms: list[Arm]) -> None:
         min(running, key=lambda arm: len(arm.ids)).step()
     if len({tuple(arm.ids) for arm in arms}) != 1:
         raise RuntimeError("the arms do not give the same ids: " + ", ".join(f"{arm.mode} {ids_hash(arm.ids)[:8]}" for arm in arms))
+    for arm in arms:
+        if arm.mode == "auto":
+            arm.engine.drafting.keep_learned(arm.policy)
 
 
 def ids_hash(ids: Sequence[int]) -> str:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dsv41chat.engine.draft.base import Drafter, PlainDrafter
-from dsv41chat.engine.draft.depth import DepthPolicy, DraftCosts, FixedDepth, prior_costs
+from dsv41chat.engine.draft.costs import DraftCosts, prior_costs
+from dsv41chat.engine.draft.depth import DepthPolicy, FixedDepth
 from dsv41chat.engine.draft.load import DraftModel, new_drafter
 from dsv41chat.engine.draft.verify import Round, run_round
 from dsv41chat.engine.errors import PackDamaged

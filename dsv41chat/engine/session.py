@@ -251,7 +251,7 @@ class _Turn:
             if result.proposed or result.proposed != depth:
                 depth = result.proposed
                 yield DraftRound(depth, result.proposed, result.accepted)
-        session.engine.drafting.keep_costs()
+        session.engine.drafting.keep_learned(session.policy)
         return ended
 
     def _count(self, result) -> None:

@@ -21,8 +21,7 @@ from dsv41chat.engine.rows import Rows
 from dsv41chat.engine.target import Target
 from dsv41chat.engine.trunk_v41 import TrunkV41
 from tests import drafting
-from tests.contracts.test_drafted import PROMPT, Family
-from tests.drafting import decode, settings
+from tests.drafting import PROMPT, Family, decode, settings
 from tests.engine.draft import golden
 from tests.engine.draft.test_goldens import check_dspark
 

@@ -84,9 +84,12 @@ def draft_choice(row: mx.array, position: int, sampling: SamplingParams) -> mx.a
 
     Sampled turns share the target's noise of that position, so that drafter and target agree more often than by chance.
     """
-    if sampling.temperature == 0:
-        return mx.argmax(row)
-    return mx.array(choose(np.array(row), position, {}, sampling, _DRAFT_CANDIDATES))
+    return mx.argmax(row) if sampling.temperature == 0 else mx.array(host_choice(np.array(row), position, sampling))
+
+
+def host_choice(row: np.ndarray, position: int, sampling: SamplingParams) -> int:
+    """`draft_choice` of a row on the host."""
+    return int(np.argmax(row)) if sampling.temperature == 0 else choose(row, position, {}, sampling, _DRAFT_CANDIDATES)
 
 
 def logit_spread(logits: mx.array) -> mx.array:
@@ -94,7 +97,7 @@ def logit_spread(logits: mx.array) -> mx.array:
     return mx.max(logits, axis=-1) - mx.min(logits, axis=-1)
 
 
-def check_spread(spread: mx.array, n: int) -> None:
+def check_spread(spread: mx.array | np.ndarray, n: int) -> None:
     """Raise EngineError when a row of a drafter's logits was all equal or not finite: buffers of a failed device read like that."""
     found = np.array(spread)
     if not (np.isfinite(found).all() and (found > 0).all()):

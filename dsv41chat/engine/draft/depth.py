@@ -1,9 +1,10 @@
 """How many proposals a round verifies: fixed, or adaptive with a bounded loss against plain decode.
 
 The adaptive policy picks a depth by optimal stopping from calibrated confidences and measured costs. It keeps a loss account in
-seconds against plain decode; when the account passes 1.5 % of the decode time plus a small grant it parks: rounds are plain, and
-now and then the drafter alone runs and its proposals are compared with what plain decode emits anyway. Nothing here touches
-tokens. Source: spec drafting, section 6.3.
+seconds against plain decode and never stakes more on a round than 1.5 % of the decode time and a small grant leave. Where the chances
+learned so far promise no gain it parks: rounds are plain, and now and then the drafter alone runs. Its proposals are compared with what
+plain decode emits anyway, or verified at once where the drafter is sure of them. Nothing here touches tokens.
+Source: spec drafting, section 6.3.
 """
 
 from __future__ import annotations
@@ -14,19 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv41chat.engine.draft.base import Proposal
+from dsv41chat.engine.draft.costs import SPIKE, DraftCosts
 
 STEP_DRAFT, STEP_SHADOW, STEP_RATE = 0.10, 0.20, 0.12
-STEP_COST, STEP_FIRST_COSTS, FIRST_COSTS = 0.15, 0.4, 3
-SHARED_DRIFT = 0.5
-# A time this many times the expected one is a pause of the machine rather than news about it.
-SPIKE = 2.0
-BUDGET, GRANT, CREDIT = 0.015, 1.0, 4.0
-ON, OFF = 1.06, 0.99
+# A share of the decode time, and plain steps. BUDGET and GRANT: what a turn may lose; LOOK: the part of it that a pass while parked may
+# take; FIRST_LOOK: the dearest pass that a turn without a loss may try; CREDIT: what is remembered of a gain.
+BUDGET, GRANT, LOOK, FIRST_LOOK, CREDIT = 0.015, 1.25, 0.5, 1.25, 4.0
+# Expected speeds over plain decode: to draft again by what was learned, to go on drafting, and to believe the drafter alone.
+ON, OFF, SURE = 1.06, 0.99, 1.65
 STALE_ROUNDS = 128
 DECAY, PRIOR = 0.97, 2.0
 LONGEST_ROUND_S = 5.0
-# Plain steps timed before anything is drafted in a process: without the cost of one row there is no loss to account for.
-_FIRST_PLAIN = 2
 
 
 @dataclass(frozen=True)
@@ -54,75 +53,9 @@ class FixedDepth:
         return
 
 
-def prior_costs(block: int, experts: int, picks: int) -> tuple[list[float], float]:
-    """(cost of a window of 1 .. block + 1 rows, cost of a pass of the drafter), in plain steps, before anything is measured.
-
-    Half of a step is fixed, 15 % grows with the rows, the rest with the distinct experts that the rows touch.
-    """
-    distinct = lambda m: experts * (1 - (1 - picks / experts) ** m) / picks
-    return [0.5 + 0.15 * m + 0.35 * distinct(m) for m in range(1, block + 2)], 0.15
-
-
-class DraftCosts:
-    """Seconds: `rows[m - 1]` of a verify of m rows, `draft` of a pass of the drafter. One table per engine.
-
-    Until one row has been timed the figures are in plain steps; the first timing turns them into seconds.
-    """
-
-    def __init__(self, rows: Sequence[float], draft: float, samples: Sequence[int] | None = None):
-        self.rows, self.draft = list(rows), draft
-        self.samples = list(samples) if samples is not None else [0] * len(self.rows)
-        self.draft_samples = 0
-
-    @property
-    def known(self) -> bool:
-        """Whether the figures are seconds of this machine."""
-        return self.samples[0] >= _FIRST_PLAIN
-
-    def observe(self, m: int, seconds: float) -> None:
-        i = m - 1
-        if i == 0 and self.samples[0] < _FIRST_PLAIN:
-            # The first step of a process pays for warming up, so the shorter of the first ones counts.
-            unit = seconds if self.samples[0] == 0 else min(1.0, seconds / self.rows[0])
-            self.rows = [c * unit if not s or j == 0 else c for j, (c, s) in enumerate(zip(self.rows, self.samples))]
-            self.draft *= unit if not self.draft_samples else 1.0
-        else:
-            moved = self._moved(self.rows[i], seconds, self.samples[i])
-            # What changes a known cost (a longer context, a busy machine) changes the others too, which may not be seen for long.
-            shared = 1 + SHARED_DRIFT * (moved / self.rows[i] - 1) if self.samples[i] >= FIRST_COSTS else 1.0
-            self.rows = [moved if j == i else c * shared for j, c in enumerate(self.rows)]
-        self.samples[i] += 1
-
-    def observe_draft(self, seconds: float) -> None:
-        self.draft = self._moved(self.draft, seconds, self.draft_samples)
-        self.draft_samples += 1
-
-    @staticmethod
-    def _moved(old: float, new: float, samples: int) -> float:
-        step = STEP_FIRST_COSTS if samples < FIRST_COSTS else STEP_COST
-        if new > SPIKE * old:
-            # A spike (another program, a kernel compiled on first use) says little about the next round.
-            step, new = step / 4, min(new, 4 * old)
-        return old + step * (new - old)
-
-    def to_json(self) -> str:
-        return json.dumps({"rows": self.rows, "draft": self.draft, "samples": self.samples})
-
-    @classmethod
-    def from_json(cls, text: str, block: int) -> DraftCosts | None:
-        """None for a text that is no cost table of this block size."""
-        try:
-            raw = json.loads(text)
-            rows, samples = [float(v) for v in raw["rows"]], [int(v) for v in raw["samples"]]
-            draft = float(raw["draft"])
-        except (ValueError, TypeError, KeyError):
-            return None
-        good = len(rows) == len(samples) == block + 1 and all(0 < v < math.inf for v in (*rows, draft))
-        return cls(rows, draft, samples) if good else None
-
-
 class DepthPolicy:
     """One conversation's adaptive depth. acceptance[j]: chance that proposal j + 1 stands given that those before it stood.
+    judged: proposals that it has learned from.
 
     ask -> propose -> keep -> verify -> learn, once per round. A proposal is asked for either to be verified or as a shadow.
     """
@@ -131,6 +64,7 @@ class DepthPolicy:
         self.block, self.costs = block, costs
         self.acceptance = [0.75 * 0.93**j for j in range(block)]
         self.kept, self.chance = [0.0] * block, [0.0] * block
+        self.judged = 0
         self.begin_turn()
 
     def fork(self) -> DepthPolicy:
@@ -141,11 +75,29 @@ class DepthPolicy:
         other.begin_turn()
         return other
 
+    def to_json(self) -> str:
+        """What was learned about texts; nothing about the machine."""
+        return json.dumps({"acceptance": self.acceptance, "kept": self.kept, "chance": self.chance})
+
+    def recall(self, text: str) -> None:
+        """Inverse of `to_json`; a text that is none of this block size changes nothing."""
+        try:
+            raw = json.loads(text)
+            found = [[float(v) for v in raw[name]] for name in ("acceptance", "kept", "chance")]
+        except (ValueError, TypeError, KeyError):
+            return
+        most = (1.0, math.inf, math.inf)
+        if all(len(values) == self.block and all(0 <= v <= top and v < math.inf for v in values) for values, top in zip(found, most)):
+            self.acceptance, self.kept, self.chance = found
+            self.begin_turn()
+
     def begin_turn(self) -> None:
         """A new answer: the loss account starts again, what was learned about the text and the machine stays."""
         self.loss = self.total = 0.0
         self.rate: float | None = None
         self.since_plain = 0
+        # Rows that came since the drafter last ran; the prompt's are many.
+        self.waiting: float = math.inf
         # A shadow's guesses that are still to be compared, and the proposal and index that the next of them has.
         self.shadow: list[int] | None = None
         self.guessed: tuple[Proposal, int] = (Proposal(()), 0)
@@ -154,9 +106,13 @@ class DepthPolicy:
 
     def gain(self) -> float:
         """Best expected speed over plain decode at any depth."""
+        return self._speed(self.acceptance)
+
+    def _speed(self, chances: Sequence[float]) -> float:
+        """Best expected speed over plain decode, a pass of the drafter included, at any depth up to len(chances)."""
         c, expected, weight, best = self.costs, 1.0, 1.0, 1.0 / (1.0 + self.costs.draft / self.costs.rows[0])
-        for k in range(1, self.block + 1):
-            weight *= self.acceptance[k - 1]
+        for k, chance in enumerate(chances, 1):
+            weight *= chance
             expected += weight
             best = max(best, expected * c.rows[0] / (c.rows[k] + c.draft))
         return best
@@ -167,27 +123,34 @@ class DepthPolicy:
         return 0 if self.mode == "plain" else self.block if self.mode == "shadow" else min(self.block, limit)
 
     def _mode(self) -> str:
-        one = self.costs.rows[0]
+        one, earned = self.costs.rows[0], BUDGET * self.total
         if not self.costs.known:
             return "plain"
-        if not self.parked and self.loss > BUDGET * self.total + GRANT * one:
+        if not self.parked and self.loss > earned + GRANT * one:
             self.parked = True
         if not self.parked:
             return "plain" if self.since_plain >= STALE_ROUNDS else "draft"
-        if not self.shadow and self.loss + self.costs.draft <= BUDGET * self.total + 0.5 * GRANT * one:
-            return "shadow"
-        return "plain"
+        look = LOOK * one if self.loss > earned else max(LOOK * one, min(self.costs.draft, FIRST_LOOK * one))
+        return "shadow" if not self.shadow and self.loss + self.costs.draft <= earned + look else "plain"
 
     def keep(self, proposal: Proposal, limit: int) -> int:
         """How many of the proposals to verify; 0 makes the round plain although the drafter has run."""
-        if self.mode != "draft":
-            return 0
+        most = min(len(proposal.ids), limit)
+        chances = [self._chance(j, proposal.confidence) for j in range(most)]
+        # Guessed costs that are too high would never be found out, so the first windows of a machine are verified whatever they promise.
+        untimed = self.mode != "plain" and most > 0 and not self.costs.windows_known
+        sure = proposal.confidence is not None and self._speed(chances) >= SURE
+        if self.mode == "shadow" and (untimed or sure):
+            # The drafter is sure enough for its guesses to be tried at once.
+            self.mode, self.parked, self.rate, self.shadow = "draft", False, None, None
+        if self.mode != "draft" or untimed:
+            return most if untimed else 0
         rows, best, best_value = self.costs.rows, 0, None
         rate = max(self.rate or 0.0, 1 / rows[0])
         expected = weight = 1.0
-        for k in range(0, min(len(proposal.ids), limit) + 1):
+        for k in range(0, most + 1):
             if k:
-                weight *= self._chance(k - 1, proposal.confidence)
+                weight *= chances[k - 1]
                 expected += weight
             value = expected - rate * rows[k]
             if best_value is None or value > best_value:
@@ -204,8 +167,11 @@ class DepthPolicy:
     def learn(self, proposal: Proposal, kept: int, emitted: Sequence[int], times: RoundTimes) -> None:
         """The round is over: `kept` proposals were verified and `emitted` came out, one more than stood."""
         timed = times.total_s <= max(LONGEST_ROUND_S, 4 * self.costs.rows[0])
-        if proposal.ids and timed:
-            self.costs.observe_draft(times.draft_s)
+        if proposal.ids:
+            if timed:
+                self.costs.observe_draft(times.draft_s, backlog=self.waiting > self.block + 1)
+            self.waiting = 0
+        self.waiting += len(emitted)
         if self.mode == "draft" and proposal.ids:
             self._learn_drafted(proposal, kept, emitted, times, timed)
             return
@@ -256,6 +222,7 @@ class DepthPolicy:
             self.shadow, self.parked, self.rate = None, False, None
 
     def _judge(self, j: int, hit: bool, step: float, confidence: Sequence[float] | None) -> None:
+        self.judged += 1
         self.acceptance[j] += step * (hit - self.acceptance[j])
         if confidence is not None:
             self.kept[j] = DECAY * self.kept[j] + hit

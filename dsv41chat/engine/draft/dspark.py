@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.draft.base import Proposal, RowQueue, check_spread, draft_choice, logit_spread
+from dsv41chat.engine.draft.host_pass import HostPass
 from dsv41chat.engine.draft.rings import DraftRings
 from dsv41chat.engine.draft.stage import Stage
 from dsv41chat.engine.nn.hyper_connection import HyperHead
@@ -29,7 +30,7 @@ class DSparkModel:
     """block: rows of one pass. noise: the token id of the rows after the pending one. frequencies: of the stages' rope.
 
     embed and head are the trunk's, and so is head_dtype, the precision of the head's input. collapse_head: the learned last
-    collapse, None where `lagged`.
+    collapse, None where `lagged`. host: the trunk's operations pass numpy arrays, so a pass does too (`host_pass`).
     """
 
     stages: list[Stage]
@@ -51,6 +52,7 @@ class DSparkModel:
     collapse_head: HyperHead | None
     head_dtype: mx.Dtype
     dtype: mx.Dtype
+    host: bool = False
 
     def context(self, taps: mx.array, first: int) -> list[mx.array]:
         """taps [r, layers * D] of rows at first .. -> per stage the ring rows [r, C]."""
@@ -109,7 +111,8 @@ class DSparkDrafter:
 
     def __init__(self, model: DSparkModel):
         self.model, self.block, self.window = model, model.block, model.window
-        self.rings = DraftRings(len(model.stages), model.window, model.stages[0].width, model.dtype)
+        self.rings = DraftRings(len(model.stages), model.window, model.stages[0].width, model.dtype, model.host)
+        self.compute: DSparkModel | HostPass = HostPass(model) if model.host else model
         self.queue = RowQueue(model.window)
 
     def reset(self) -> None:
@@ -125,7 +128,7 @@ class DSparkDrafter:
         if want < 1 or n == 0 or pending >= self.model.markov_embed.shape[0]:
             return Proposal(())
         self.flush()
-        ids, _, confidence = self.model.propose(pending, n, want, self.rings, sampling)
+        ids, _, confidence = self.compute.propose(pending, n, want, self.rings, sampling)
         return Proposal(tuple(ids), tuple(np.array(confidence).tolist()))
 
     def flush(self) -> None:
@@ -135,7 +138,7 @@ class DSparkDrafter:
             return
         taps, first, tokens = waiting
         self.rings.begin(first)
-        for i, rows in enumerate(self.model.context(taps, first)):
+        for i, rows in enumerate(self.compute.context(taps, first)):
             self.rings.write(i, first, rows)
         self.rings.advance(first + len(tokens))
 

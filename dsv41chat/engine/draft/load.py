@@ -59,6 +59,7 @@ def _dspark(plan: DraftPlan, trunk: Trunk, source: WeightSource, rounded: bool) 
         lagged=lagged,
         collapse_head=None if lagged else HyperHead.load(c, source, f"{last}.hc_head"),
         head_dtype=mx.float32 if lagged else trunk.dtype,
+        host=trunk.routes.host,
         **_shared(trunk),
     )
 

@@ -18,15 +18,19 @@ class DraftRings:
 
     Rows written at or beyond `end` (guesses) are never visible to a later pass unless `advance` commits them. high: one past the
     highest position ever written, because a row below high - rows has been overwritten even where a rollback has passed it.
+
+    host: buffers and what goes in and out are numpy's, float32; stored states are MLX arrays all the same.
     """
 
-    def __init__(self, count: int, window: int, width: int, dtype: mx.Dtype):
-        self.count, self.window, self.width, self.dtype = count, window, width, dtype
+    def __init__(self, count: int, window: int, width: int, dtype: mx.Dtype, host: bool = False):
+        self.count, self.window, self.width, self.dtype, self.host = count, window, width, dtype, host
+        self._array = np.asarray if host else mx.array
         self.rows = ring_rows(window)
         self.reset()
 
     def reset(self) -> None:
-        self.buffers = [mx.zeros((self.rows, self.width), dtype=self.dtype) for _ in range(self.count)]
+        shape = self.rows, self.width
+        self.buffers = [np.zeros(shape, np.float32) if self.host else mx.zeros(shape, dtype=self.dtype) for _ in range(self.count)]
         self.valid_from = self.end = self.high = 0
 
     def begin(self, first: int) -> None:
@@ -36,10 +40,10 @@ class DraftRings:
         elif first > self.end:
             self.valid_from = self.end = first
 
-    def write(self, ring: int, first: int, rows: mx.array) -> None:
+    def write(self, ring: int, first: int, rows: mx.array | np.ndarray) -> None:
         """rows [r, width], r <= rows, at positions first ..; whether they count is decided by `advance`."""
         slots = (first + np.arange(rows.shape[0])) % self.rows
-        self.buffers[ring][mx.array(slots.astype(np.int32))] = rows
+        self.buffers[ring][self._array(slots.astype(np.int32))] = rows
         self.high = max(self.high, first + rows.shape[0])
 
     def advance(self, end: int) -> None:
@@ -51,16 +55,16 @@ class DraftRings:
         self.end = min(self.end, n)
         self.valid_from = min(max(self.valid_from, self.high - self.rows), self.end)
 
-    def slots(self, at: np.ndarray, limit: int) -> tuple[mx.array, mx.array]:
+    def slots(self, at: np.ndarray, limit: int) -> tuple[mx.array | np.ndarray, mx.array | np.ndarray]:
         """(slots int32, present) of absolute positions `at`; present are those of valid_from .. limit - 1."""
         present = (at >= self.valid_from) & (at < limit)
-        return mx.array((np.maximum(at, 0) % self.rows).astype(np.int32)), mx.array(present)
+        return self._array((np.maximum(at, 0) % self.rows).astype(np.int32)), self._array(present)
 
     def state(self) -> dict[str, mx.array]:
         """The newest rows that a later pass can see, oldest first, and their positions [first, end]."""
         first = max(self.valid_from, self.end - self.window, 0)
-        slots = mx.array((np.arange(first, self.end) % self.rows).astype(np.int32))
-        out = {f"draft.{i}.win": buffer[slots] for i, buffer in enumerate(self.buffers)}
+        slots = self._array((np.arange(first, self.end) % self.rows).astype(np.int32))
+        out = {f"draft.{i}.win": mx.array(buffer[slots]) for i, buffer in enumerate(self.buffers)}
         out["draft.pos"] = mx.array(np.array([first, self.end], np.int32))
         mx.eval(list(out.values()))
         return out
@@ -84,6 +88,7 @@ class DraftRings:
                 raise SnapshotMismatch(f"stored drafter state: ring {i} is {found}, expected {(end - first, self.width)} {self.dtype}")
         for i in range(self.count):
             if end > first:
-                self.write(i, first, state[f"draft.{i}.win"])
+                rows = state[f"draft.{i}.win"]
+                self.write(i, first, np.asarray(rows) if self.host else rows)
         self.valid_from, self.end = first, end
-        mx.eval(self.buffers)
+        mx.eval([] if self.host else self.buffers)

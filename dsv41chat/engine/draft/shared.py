@@ -12,7 +12,9 @@ import numpy as np
 
 from dsv41chat.engine import rowcheck
 from dsv41chat.engine.draft.base import Drafter, PlainDrafter
-from dsv41chat.engine.draft.depth import FIRST_COSTS, DepthPolicy, DraftCosts, FixedDepth, prior_costs
+from dsv41chat.engine.draft.costs import FIRST_COSTS, DraftCosts, prior_costs
+from dsv41chat.engine.draft.depth import DepthPolicy, FixedDepth
+from dsv41chat.engine.draft.dspark import DSparkModel
 from dsv41chat.engine.draft.guard import GuardedDrafter
 from dsv41chat.engine.draft.load import DraftModel, new_drafter
 from dsv41chat.engine.sampling import SamplingParams
@@ -21,6 +23,15 @@ from dsv41chat.engine.trial import Trunk
 
 _log = logging.getLogger(__name__)
 _CALIBRATION_ROUNDS = 5
+
+
+def guessed_costs(trunk: Trunk, model: DraftModel | None) -> DraftCosts:
+    """Costs before anything is timed, from the shapes and from what computes them."""
+    c, block = trunk.config, 0 if model is None else model.block
+    # One pass over `block` rows of a few stages, or a chain of `block` passes over one row of one stage.
+    layers = 0 if model is None else len(model.stages) if isinstance(model, DSparkModel) else block
+    rows, draft = prior_costs(block, c.n_routed_experts, c.num_experts_per_tok, layers / c.num_hidden_layers, host=trunk.routes.host)
+    return DraftCosts(rows, draft)
 
 
 class Drafting:
@@ -43,22 +54,22 @@ class Drafting:
     ):
         self.trunk, self.model, self.exact, self.facts, self.fault = trunk, model, exact, facts, fault
         self.kind, self.block = ("none", 0) if model is None else (new_drafter(model).kind, model.block)
-        self._rows_key, self._costs_key = f"rows.{machine}", f"draft.costs.{build}.{machine}"
+        # Bits, and so acceptance, hardly depend on the machine; what a row costs does, and on what computes it and on `exact`.
+        self._rows_key, self._costs_key = f"rows.{machine}", f"draft.costs.{build}.{machine}.{exact}"
+        self._learned_key = f"draft.learned.{build}"
         self._verdicts: list[rowcheck.Verdict] | None = None
         if model is None:
             _log.log(logging.WARNING if fault else logging.INFO, "%s", fault or "no drafter in this build: answers are decoded plainly")
-        c = trunk.config
-        kept = DraftCosts.from_json(facts.get(self._costs_key, ""), self.block)
-        self.costs = kept or DraftCosts(*prior_costs(self.block, c.n_routed_experts, c.num_experts_per_tok))
-        self._policy = DepthPolicy(self.block, self.costs)
+        self.costs = DraftCosts.from_json(facts.get(self._costs_key, ""), self.block) or guessed_costs(trunk, model)
+        self._learned = DepthPolicy(self.block, self.costs)
+        self._learned.recall(facts.get(self._learned_key, ""))
 
     def new_drafter(self) -> Drafter:
         return PlainDrafter() if self.model is None else GuardedDrafter(new_drafter(self.model))
 
     def new_policy(self) -> DepthPolicy:
-        """The adaptive depth of another conversation; what the last one learned about texts counts half."""
-        self._policy = self._policy.fork()
-        return self._policy
+        """The adaptive depth of another conversation; what the last answer taught about this build's texts counts half."""
+        return self._learned.fork()
 
     def depth(self, mode: str | int, policy: DepthPolicy) -> FixedDepth | DepthPolicy:
         """mode: off, a depth (0 is off; more than the drafter's block means the block) or auto. Begins a turn of the policy."""
@@ -90,6 +101,13 @@ class Drafting:
         if self.costs.known:
             self.facts[self._costs_key] = self.costs.to_json()
 
+    def keep_learned(self, policy: DepthPolicy) -> None:
+        """An answer has ended: the next conversation, and the next process, begin with what it taught."""
+        self.keep_costs()
+        if policy.judged:
+            self._learned.recall(policy.to_json())
+            self.facts[self._learned_key] = policy.to_json()
+
     @property
     def wants_calibration(self) -> bool:
         """Whether some window size has hardly been timed, so that its cost is still a guess."""
@@ -111,7 +129,15 @@ class Drafting:
         drafter.ingest(trial.taps, 0, ids[1 : position + 1])
 
         calls = [lambda m=m: np.array(target.rows(ids[position : position + m], want_taps=True).logits) for m in range(1, self.block + 2)]
-        calls.append(lambda: drafter.propose(ids[position], position, self.block, SamplingParams()))
+
+        def propose() -> None:
+            # As in a round of middling success: some rows have come since the last pass.
+            first = position - (self.block + 1) // 2
+            drafter.truncate(first)
+            drafter.ingest(trial.taps[first:], first, ids[first + 1 : position + 1])
+            drafter.propose(ids[position], position, self.block, SamplingParams())
+
+        calls.append(propose)
         seconds: list[list[float]] = [[] for _ in calls]
         # All in turn, so that a busy moment of the machine does not fall on one of them.
         for _ in range(_CALIBRATION_ROUNDS + 1):
@@ -121,8 +147,8 @@ class Drafting:
                 began = time.perf_counter()
                 call()
                 found.append(time.perf_counter() - began)
-        *self.costs.rows, self.costs.draft = (statistics.median(found[1:]) for found in seconds)
-        self.costs.samples, self.costs.draft_samples = [5] * (self.block + 1), 5
+        *rows, draft = (statistics.median(found[1:]) for found in seconds)
+        self.costs.set(rows, draft, [_CALIBRATION_ROUNDS] * len(rows), _CALIBRATION_ROUNDS)
         self.keep_costs()
         return True
 

@@ -49,7 +49,7 @@ class Route:
     (`kernels.joined`). prepare: called with one site of each key before they are built, to compile side by side what they will need.
 
     host: its builders return numpy arrays and take either kind. Then nothing but numpy arrays passes between the operations of a trunk,
-    its lanes are numpy's, and operations that stay stock are called through copies. Inside operations and in drafters MLX arrays stay.
+    its lanes are numpy's, and operations that stay stock are called through copies. Inside operations and in MTP MLX arrays stay.
     """
 
     name: str
@@ -203,7 +203,7 @@ def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Rout
                 built = route.builders[site.op](site)
                 inside = module is not trunk or site.op in INNER
                 inner = _bridge(built, to_mlx, lambda a: a) if route.host and inside else built
-                setattr(site.owner, site.field, Routed(route.name, inner, site.stock))
+                setattr(site.owner, site.field, Routed(route.name, inner, site.stock, built if route.host else None))
         host = module is trunk and any(route is not None and route.host for route, *_ in verdicts.values())
         for site in found if host else ():
             if not isinstance(site.value, Routed) and site.op not in INNER:

@@ -83,17 +83,21 @@ _POOL_ROWS = 96
 
 @dataclass
 class Routed:
-    """What a route puts in an attribute's place. Everything but the call is the stock operation's."""
+    """What a route puts in an attribute's place. Everything but the call is the stock operation's.
+
+    direct: of a host route, the same operation with numpy results whatever `inner` gives.
+    """
 
     route: str
     inner: Callable
     stock: Callable
+    direct: Callable | None = None
 
     def __call__(self, *args: Any) -> Any:
         return self.inner(*args)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("route", "inner", "stock"):
+        if name in ("route", "inner", "stock", "direct"):
             raise AttributeError(name)
         return getattr(self.stock, name)
 

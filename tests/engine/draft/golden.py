@@ -12,6 +12,7 @@ import numpy as np
 from dsv41chat.engine.config import V41Config, Yarn
 from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.draft.load import load_draft_model
+from dsv41chat.engine.kernels.routes import KernelRoutes
 from dsv41chat.engine.pack.drafter import find_drafter
 from dsv41chat.engine.pack.index import read_header
 from dsv41chat.engine.pack.matrix import floats
@@ -74,8 +75,9 @@ def model(name: str, rounded: bool, dtype: mx.Dtype = mx.float32):
     head = {"head.weight": Expected((config.vocab_size, config.hidden_size), "linear")}
     source = WeightSource(tensors, found.plan.expected | head, dtype, False, False)
     trunk = SimpleNamespace(
-        config=config, embed=source.array("embed.weight"), head=source.linear("head.weight", dtype=mx.float32), dtype=dtype
-    )
+        config=config, embed=source.array("embed.weight"), head=source.linear("head.weight", dtype=mx.float32), dtype=dtype,
+        routes=KernelRoutes(),
+    )  # fmt: skip
     return load_draft_model(found.plan, trunk, source, rounded)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dsv41chat.engine.draft.base import Proposal
-from dsv41chat.engine.draft.depth import DepthPolicy, DraftCosts, RoundTimes
+from dsv41chat.engine.draft.costs import DraftCosts
+from dsv41chat.engine.draft.depth import DepthPolicy, RoundTimes
 
 BLOCK = 5
 # name: (cost of a verify of m rows in ms, cost of a pass of the drafter in ms)
@@ -17,6 +18,11 @@ MACHINES: dict[str, tuple[Callable[[int], float], float]] = {
     "linear": (lambda m: 20 * (1 + 0.55 * (m - 1)), 4.0),
     "fixed": (lambda m: 44.0 if m == 1 else 70 + 12 * m, 12.6),
     "streamed": (lambda m: 50 * (1 + 0.9 * (m - 1)), 6.0),
+}
+# The embedded model on a CPU through numpy's BLAS: a step is cheap, a pass of the drafter is half of one or all of one.
+CPUS: dict[str, tuple[Callable[[int], float], float]] = {
+    "cpu": (lambda m: 7.2 * (1 + 0.16 * (m - 1)), 3.8),
+    "cpu, dear drafter": (lambda m: 7.2 * (1 + 0.16 * (m - 1)), 7.7),
 }
 # chance that proposal j stands given that those before it did
 TEXTS = {kind: np.geomspace(first, last, BLOCK) for kind, (first, last) in {
@@ -35,21 +41,22 @@ def run(
     confidence: bool = True,
     busy: bool = False,
     misstated: float = 1.0,
+    policy: DepthPolicy | None = None,
 ) -> tuple[float, list[tuple[int, str]]]:
     """(speed over plain decode, [(token index, mode of each round)]) for segments (kind, tokens) one after the other.
 
     busy: the policy's clock is that of a machine with other work; the speed is still that of the machine alone.
+    policy: one that has seen something already, instead of a new one that knows the machine's costs.
     """
-    cost, draft = MACHINES[machine]
+    cost, draft = (MACHINES | CPUS)[machine]
     rng = np.random.default_rng(seed)
     kinds = [kind for kind, count in text for _ in range(count)]
     calm = lambda ms: ms * (1 + 0.03 * rng.standard_normal()) / 1000
     # Other programs: every time is off by a third, one in ten is a fourfold pause.
     rough = lambda ms: ms / 1000 * np.exp(0.3 * rng.standard_normal()) * (4 if rng.random() < 0.1 else 1)
     jitter = rough if busy else calm
-    costs = DraftCosts([cost(m) * misstated / 1000 for m in range(1, BLOCK + 2)], draft / 1000, [3] * (BLOCK + 1))
-    costs.draft_samples = 3
-    policy = DepthPolicy(BLOCK, costs)
+    costs = DraftCosts([cost(m) * misstated / 1000 for m in range(1, BLOCK + 2)], draft / 1000, [3] * (BLOCK + 1), 3)
+    policy = policy or DepthPolicy(BLOCK, costs)
     done, spent, plain, modes = 0, 0.0, 0.0, []
     while done < len(kinds):
         chances = TEXTS[kinds[done]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsv41chat.engine.draft.base import Proposal
-from dsv41chat.engine.draft.depth import DepthPolicy, DraftCosts, FixedDepth, RoundTimes, prior_costs
+from dsv41chat.engine.draft.costs import DraftCosts, prior_costs
+from dsv41chat.engine.draft.depth import DepthPolicy, FixedDepth, RoundTimes
 from tests.engine.draft.simulate import BLOCK, MACHINES, TEXTS, mean, run
 
 # Speed over plain decode by machine; columns as TEXTS. Source: spec drafting, section 6.3.
@@ -73,12 +74,12 @@ def test_confidences_that_lie_cost_no_more_than_the_budget():
 def test_nothing_is_drafted_before_one_row_has_been_timed_and_never_past_the_limit():
     rows, draft = prior_costs(BLOCK, 256, 6)
     assert rows[0] == pytest.approx(1) and all(a < b for a, b in zip(rows, rows[1:]))
-    policy = DepthPolicy(BLOCK, DraftCosts(rows, draft))
+    policy = DepthPolicy(BLOCK, DraftCosts(rows, draft / 2))
     plain = Proposal(())
     for seconds in (0.5, 0.1):
         assert policy.ask(BLOCK) == 0
         policy.learn(plain, 0, [1], RoundTimes(0.0, seconds, seconds))
-    assert policy.costs.rows[0] == pytest.approx(0.1) and policy.costs.draft == pytest.approx(0.015)
+    assert policy.costs.rows[0] == pytest.approx(0.1) and policy.costs.draft == pytest.approx(0.1 * draft / 2)
     policy.begin_turn()
     assert policy.ask(2) == 2 and policy.ask(0) == 0
     assert FixedDepth(4).ask(2) == 2 and FixedDepth(4).keep(Proposal((1, 2, 3)), 2) == 2
@@ -95,6 +96,19 @@ def test_a_pause_of_the_machine_is_not_a_cost():
 def test_costs_survive_a_restart_and_damaged_ones_are_not_used():
     costs = DraftCosts([0.1, 0.2, 0.3], 0.01, [3, 1, 0])
     again = DraftCosts.from_json(costs.to_json(), 2)
-    assert (again.rows, again.draft, again.samples) == (costs.rows, costs.draft, costs.samples)
-    for text in ("", "[]", '{"rows": [1], "draft": 1, "samples": [1]}', '{"rows": [0, 1, 1], "draft": 1, "samples": [1, 1, 1]}'):
+    assert again.to_json() == costs.to_json() and again.draft_samples == 0
+    bad = '{"rows": [0, 1, 1], "draft": 1, "samples": [1, 1, 1], "draft_samples": 1}'
+    for text in ("", "[]", '{"rows": [1], "draft": 1, "samples": [1]}', bad, bad.replace("[0, 1, 1]", "[1]")):
         assert DraftCosts.from_json(text, 2) is None
+
+
+def test_what_was_learned_about_texts_survives_a_restart():
+    policy, costs = DepthPolicy(BLOCK, DraftCosts([0.1] * (BLOCK + 1), 0.01, [3] * (BLOCK + 1))), DraftCosts(*prior_costs(BLOCK, 256, 6))
+    policy.acceptance, policy.kept, policy.chance = [0.9] * BLOCK, [3.0] * BLOCK, [4.0] * BLOCK
+    again = DepthPolicy(BLOCK, costs)
+    again.recall(policy.to_json())
+    assert again.to_json() == policy.to_json() and again.fork().acceptance[0] == pytest.approx((0.9 + 0.75) / 2)
+    for text in ("", "[]", policy.to_json().replace("0.9", "1.5"), policy.to_json().replace("3.0", "-1.0"), policy.to_json().replace("[4.0, ", "[")):
+        fresh = DepthPolicy(BLOCK, costs)
+        fresh.recall(text)
+        assert fresh.to_json() == DepthPolicy(BLOCK, costs).to_json(), text

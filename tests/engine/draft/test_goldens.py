@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -17,14 +19,14 @@ TOLERANCE = 2e-5
 
 def check_dspark(drafter: DSparkDrafter, io: dict, tag: str) -> None:
     """The procedure of the goldens: ingest the prompt, then one row and one block at a time."""
-    start, model = int(io["prefill_len"][0]), drafter.model
+    start = int(io["prefill_len"][0])
     taps = mx.array(io["main_hidden"])
     drafter.ingest(taps[:start], 0, [0] * start)
     for i, anchor in enumerate(int(a) for a in io["anchors"]):
         drafter.ingest(taps[start + i : start + i + 1], start + i, [anchor])
         n = start + i + 1
         proposal = drafter.propose(anchor, n, 5, GREEDY)
-        ids, logits, _ = model.propose(anchor, n, 5, drafter.rings, GREEDY)
+        ids, logits, _ = drafter.compute.propose(anchor, n, 5, drafter.rings, GREEDY)
         assert list(proposal.ids) == ids == io["tokens" + tag][i].tolist()
         assert golden.relative(np.array(logits), io["logits" + tag][i]) <= TOLERANCE
         assert golden.relative(np.array(proposal.confidence), io["confidence_logit" + tag][i]) <= TOLERANCE
@@ -41,17 +43,19 @@ def check_dspark(drafter: DSparkDrafter, io: dict, tag: str) -> None:
     ("name", "tag", "rounded"),
     [("v41_dspark", "", True), ("v41_dspark", "_noqat", False), ("v4_dspark", "", False), ("v4_dspark", "_qat", True)],
 )
-def test_dspark(name: str, tag: str, rounded: bool):
-    check_dspark(DSparkDrafter(golden.model(name, rounded)), golden.arrays(f"{name}_io"), tag)
+@pytest.mark.parametrize("host", [False, True], ids=["mlx", "host"])
+def test_dspark(name: str, tag: str, rounded: bool, host: bool):
+    check_dspark(DSparkDrafter(replace(golden.model(name, rounded), host=host)), golden.arrays(f"{name}_io"), tag)
 
 
+@pytest.mark.parametrize("host", [False, True], ids=["mlx", "host"])
 @pytest.mark.parametrize(("name", "rounded"), [("v41_dspark", True), ("v4_dspark", False)])
-def test_dspark_with_a_ring_that_is_not_full(name: str, rounded: bool):
-    io, drafter = golden.arrays(f"{name}_io"), DSparkDrafter(golden.model(name, rounded))
+def test_dspark_with_a_ring_that_is_not_full(name: str, rounded: bool, host: bool):
+    io, drafter = golden.arrays(f"{name}_io"), DSparkDrafter(replace(golden.model(name, rounded), host=host))
     drafter.ingest(mx.array(io["main_hidden"][:3]), 0, [0] * 3)
     anchor = int(io["anchors"][0])
     proposal = drafter.propose(anchor, 3, 5, GREEDY)
-    _, logits, _ = drafter.model.propose(anchor, 3, 5, drafter.rings, GREEDY)
+    _, logits, _ = drafter.compute.propose(anchor, 3, 5, drafter.rings, GREEDY)
     assert list(proposal.ids) == io["short_tokens"].tolist()
     assert golden.relative(np.array(logits), io["short_logits"]) <= TOLERANCE
     assert golden.relative(np.array(proposal.confidence), io["short_confidence_logit"]) <= TOLERANCE
