@@ -16,6 +16,7 @@ _ARMS = {
     "cpu": ("cpu", "the embedded model's shape against mlx-lm, and itself", "--peer mlx-lm"),
     "kernels": ("kernels", "operations of a route against the stock ones", "--rows 1 4"),
     "start-up": ("start_up", "fresh processes, to the version, the screen, the first token", "--repeats 3"),
+    "weights": ("weights", "random weights of a release's shape, for other arms", "/tmp/v41 --layers 10 --experts 64"),
     "engram": ("engram", "rows of the tables from disk, per path, against the drive", ""),
     "draft": ("draft", "drafted decode against plain decode", "--repeats 1 --long 0"),
     "ui": ("ui", "the full screen under load: keys, drawing, search", "--seconds 5"),

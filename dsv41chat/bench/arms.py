@@ -111,6 +111,7 @@ def frame(what: str, engines: dict[str, Engine]) -> dict[str, Any]:
         "build": {
             "name": first.name if first.pack.folder == embedded_pack() else "random weights", "fingerprint": first.fingerprint,
             "family": first.family, "layers": c.num_hidden_layers, "hidden": c.hidden_size, "experts": c.n_routed_experts,
+            "random": shapes.made_as(first.pack.folder),
             "picks": c.num_experts_per_tok, "formats": dict(first.pack.formats), "engram": bool(getattr(c, "engram", None)),
         },
         "dtype": str(first.trunk.dtype),

@@ -19,7 +19,7 @@ def device_name(accelerator: str = "cpu") -> str:
 
 
 def environment(packages: tuple[str, ...] = ("numpy", "mlx")) -> dict:
-    """Commit and versions. commit is None outside a checkout; dirty: files differ from it."""
+    """Commit and versions. dirty: files differ from it. Outside a checkout the commit is what DSV41CHAT_COMMIT says, or None."""
     versions = {}
     for package in packages:
         try:
@@ -39,7 +39,7 @@ def _commit() -> tuple[str | None, bool | None]:
     try:
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.CalledProcessError):
-        return None, None
+        return os.environ.get("DSV41CHAT_COMMIT"), None
 
 
 def write_receipt(target: Path, what: str, payload: dict, accelerator: str = "cpu") -> Path:

@@ -52,6 +52,7 @@ _V4: dict[str, Any] = _COMMON | {
     "num_hash_layers": 3, "bos_token_id": 0, "eos_token_id": 1, "architectures": ["DeepseekV4ForCausalLM"],
 }  # fmt: skip
 SHAPES = ("v41", "v4", "nano")
+MADE = "random_weights.json"
 
 # Release names -> names that the peer of a family and this program read, in order. mlx-vlm keeps most of the release's.
 _V4_NAMES = ((re.compile(r"^head\."), "lm_head."),) + tuple(
@@ -137,7 +138,17 @@ def write_pack(folder: Path, shape: str, layers: int | None = None, experts: int
         mx.clear_cache()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    made = {"shape": shape, "layers": layers, "experts": experts, "bits": bits, "seed": seed}
+    (folder / MADE).write_text(json.dumps(made))
     return folder
+
+
+def made_as(folder: Path) -> dict[str, Any] | None:
+    """How `write_pack` was asked for a build; None for other builds."""
+    try:
+        return json.loads((folder / MADE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def outline_pack(shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4) -> Pack:

@@ -91,14 +91,18 @@ def choose(logits: np.ndarray, position: int, counts: Mapping[int, int], params:
 
     Raises EngineError when the row holds nothing to choose from: a device that failed leaves rows of zeros or NaN behind.
     """
-    z = np.asarray(logits, np.float64)
-    if not np.isfinite(z).all() or (len(z) > 1 and z.max() == z.min()):
+    # A NaN is both the largest and the smallest value of its row.
+    largest, smallest = logits.max(), logits.min()
+    if not (np.isfinite(largest) and np.isfinite(smallest)) or (len(logits) > 1 and largest == smallest):
         raise EngineError(
             f"the logits at position {position} are all equal or not finite; the device has failed or the weights are damaged",
             "restart the program, then run `dsv41chat models verify` on this build",
         )
-    if counts and (params.presence_penalty or params.frequency_penalty):
-        z = z.copy()
+    penalised = bool(counts) and bool(params.presence_penalty or params.frequency_penalty)
+    if params.temperature == 0 and not penalised:
+        return int(np.argmax(logits))
+    z = np.array(logits, np.float64)
+    if penalised:
         seen = np.fromiter(counts.keys(), np.int64, len(counts))
         z[seen] -= params.presence_penalty + params.frequency_penalty * np.fromiter(counts.values(), np.float64, len(counts))
     if params.temperature == 0:

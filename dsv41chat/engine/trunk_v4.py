@@ -117,6 +117,7 @@ class TrunkV4:
         taps, streams = [], (h, None, None, None, None)
         for layer in self.layers:
             streams = self._layer(layer, lane, rows, streams)
+            self.routes.set_running(layer.plan.index, streams)
             if want_taps and layer.plan.index in self.tap_layers:
                 h = self.settle(*streams)
                 taps.append(self.tap(h))

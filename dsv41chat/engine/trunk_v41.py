@@ -153,6 +153,7 @@ class TrunkV41:
                     taps.append(self.tap(h))
                 streams = h, pre, None, None, None
             streams = self._layer(layer, lane, rows, streams)
+            self.routes.set_running(layer.plan.index, streams)
         h, pre = self.settle(*streams), streams[1]
         logits = self.logits(h[logits_from:], pre[logits_from:]) if logits_from is not None else None
         found = logits, rows.concatenate(taps, -1) if taps else None, h, pre

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat import cli
 from dsv41chat.bench import arms, decode, ops, prefill, shapes, verify_cost
 from dsv41chat.engine.engine import open_engine
 from dsv41chat.engine.kernels.compiled import Graph
@@ -110,3 +111,12 @@ def test_layers_equal_the_peers(tmp_path):
     pytest.importorskip("mlx_lm.models.deepseek_v41")
     found = run(decode, tmp_path, *SMALL, "--peer", "mlx-lm", "--context", "70", "--steps", "3")
     assert found["equality"]["worst"] < 1e-4 and found["equality"]["rows_with_other_experts"] == 0
+
+
+def test_weights_for_several_runs(tmp_path, capsys):
+    folder = tmp_path / "b"
+    words = ["bench", "weights", str(folder), "--shape", "nano", "--layers", "2", "--experts", "4"]
+    assert cli.main(words) == 0 and cli.main(words) == 2
+    assert shapes.made_as(folder) == {"shape": "nano", "layers": 2, "experts": 4, "bits": 4, "seed": 0}
+    found = run(decode, tmp_path, "--build", str(folder), "--context", "10", "--steps", "2")
+    assert found["build"]["random"]["layers"] == 2 and str(tmp_path) not in str(found)

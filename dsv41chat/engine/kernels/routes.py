@@ -25,6 +25,8 @@ from dsv41chat.engine.kernels.sites import INNER, Routed, Site, sites
 
 _log = logging.getLogger(__name__)
 STOCK = "stock"
+# A device that waits for a whole step to be built is idle for a quarter of it; setting it running costs about as much as building a layer.
+AHEAD = 2
 CHECK_ROWS = (1, 5)
 # A call of the last number of rows is compared with calls of its first rows, to learn whether a row's bits depend on its call.
 ALIKE_ROWS = (1, 2, 5, 8, 33)
@@ -93,7 +95,10 @@ class Choice:
 
 @dataclass
 class KernelRoutes:
-    """The choice of one trunk. wanted: auto, stock or a route's name."""
+    """The choice of one trunk. wanted: auto, stock or a route's name.
+
+    ahead: after how many layers each the device is set running while the rest is still being built; 0: it starts when all is built.
+    """
 
     wanted: str = STOCK
     device: str = "cpu"
@@ -101,10 +106,16 @@ class KernelRoutes:
     rows_alike: bool = True
     identity: str = STOCK
     host: bool = False
+    ahead: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted({c.route for c in self.choices if c.route != STOCK}))
+
+    def set_running(self, layer: int, arrays: tuple[mx.array | None, ...]) -> None:
+        """Start on what a layer left, every `ahead` layers."""
+        if self.ahead and (layer + 1) % self.ahead == 0:
+            mx.async_eval([a for a in arrays if a is not None])
 
     def by_op(self) -> dict[str, str]:
         """op -> the route of its sites; several where they differ."""
@@ -214,9 +225,11 @@ def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Rout
     except BaseException:
         remove(placed)
         raise
+    ahead = AHEAD if any(route is not None and route.joins for route, *_ in verdicts.values()) else 0
     choices = [Choice(*key, r.name if r else STOCK, counts[key], error, why, alike) for key, (r, error, why, alike) in verdicts.items()]
     used = [r for r in candidates if any(c.route == r.name for c in choices)]
-    return KernelRoutes(wanted, device, choices, all(r.rows_alike for r in used) and all(c.alike for c in choices), _identity(choices, used), host)
+    rows_alike = all(r.rows_alike for r in used) and all(c.alike for c in choices)
+    return KernelRoutes(wanted, device, choices, rows_alike, _identity(choices, used), host, ahead)
 
 
 def extend(chosen: KernelRoutes, module: Any, trunk: Any) -> None:
