@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsv41chat.config_file import init_config, set_config, toml
+from dsv41chat.config_file import init_config, set_config, split_name, toml, unset_config
 from dsv41chat.settings import KEYS, ConfigError, config_path, near
 
 
@@ -21,6 +21,12 @@ def add_commands(commands: Any) -> None:
     change.add_argument("key", metavar="KEY")
     change.add_argument("value", metavar="VALUE")
     change.set_defaults(run=_set, needs_settings=False)
+    get = commands.add_parser("get", help="one value", epilog="example: dsv41chat config get chat.effort")
+    get.add_argument("key", metavar="KEY")
+    get.set_defaults(run=_get)
+    unset = commands.add_parser("unset", help="take one key out of the file", epilog="example: dsv41chat config unset chat.effort")
+    unset.add_argument("key", metavar="KEY")
+    unset.set_defaults(run=_unset, needs_settings=False)
 
 
 def _show(context: Any) -> int:
@@ -66,6 +72,29 @@ def _set(context: Any) -> int:
     value = set_config(path, context.args.key, context.args.value)
     if context.args.json:
         context.json({"path": str(path), "key": context.args.key, "value": value})
-    elif KEYS.get(context.args.key) is not None and KEYS[context.args.key].inert:
+        return 0
+    context.stderr.notice(f"{context.args.key} = {toml(value)} in {path}")
+    if KEYS.get(context.args.key) is not None and KEYS[context.args.key].inert:
         context.stderr.notice(f"{context.args.key} has no effect in this version.")
+    return 0
+
+
+def _get(context: Any) -> int:
+    name, settings = context.args.key, context.settings
+    section, field = split_name(name)
+    value = settings.keys.get(field, "") if section == "keys" else settings.get(name)
+    origin = ("file" if field in settings.keys else "default") if section == "keys" else settings.origin(name)
+    context.json({"key": name, "value": value, "origin": origin}) if context.args.json else context.print(toml(value))
+    return 0
+
+
+def _unset(context: Any) -> int:
+    path = config_path(context.args.config)
+    name = context.args.key
+    was_there = unset_config(path, name)
+    if context.args.json:
+        context.json({"path": str(path), "key": name, "removed": was_there})
+    else:
+        now = f": {toml(KEYS[name].default)} counts again" if name in KEYS else ""
+        context.stderr.notice(f"{name} {'is gone from' if was_there else 'was not in'} {path}{now if was_there else ''}")
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv41chat.store import NotFound
+from dsv41chat.store.search import PAGE
 from dsv41chat.ui import importing
 from dsv41chat.ui.export import FORMATS, export, outline, readable
 from dsv41chat.ui.inputs import read_stdin, read_text
@@ -31,6 +32,11 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--build", metavar="B", help="last answered by this build")
     p.add_argument("--archived", action="store_true", help="the deleted ones")
     p.set_defaults(run=_list)
+    p = commands.add_parser("search", help="messages with these words, newest first", epilog='example: dsv41chat conversations search "engram table"')
+    p.add_argument("words", metavar="WORD", nargs="+", help="all must occur; the last one may go on")
+    p.add_argument("--limit", type=_count, metavar="N", default=PAGE, help=f"default {PAGE}")
+    p.add_argument("--in", dest="only", metavar="ID", help="in this conversation only")
+    p.set_defaults(run=_search)
     p = commands.add_parser("show", help="the text of one", epilog="example: dsv41chat conversations show 7f3a --thinking")
     p.add_argument("id", metavar="ID")
     branch = p.add_mutually_exclusive_group()
@@ -90,6 +96,27 @@ def _list(context: Any) -> int:
         )  # fmt: skip
     else:
         context.stderr.notice("no conversations")
+    return 0
+
+
+def _search(context: Any) -> int:
+    args, store = context.args, context.store()
+    only = store.conversation(args.only).id if args.only else None
+    hits = store.search(" ".join(args.words), limit=args.limit, conversation_id=only).hits
+    if args.json:
+        rows = [
+            {
+                "conversation": hit.conversation_id, "message": hit.message_id, "title": hit.title, "role": hit.role, "created": hit.created,
+                "excerpt": hit.excerpt, "match": [hit.start, hit.end],
+            }
+            for hit in hits
+        ]  # fmt: skip
+        context.json(rows)
+    elif hits:
+        rows = [(hit.conversation_id, hit.message_id, _when(hit.created), hit.role, hit.excerpt.strip()) for hit in hits]
+        context.table(("id", "message", "written", "by", "text"), rows)
+    else:
+        context.stderr.notice("nothing found")
     return 0
 
 

@@ -50,40 +50,82 @@ def init_config(path: Path) -> None:
 
 def set_config(path: Path, name: str, text: str) -> Any:
     """Set one key in the file, from plain text; every other line stays. Returns the typed value. Raises ConfigError."""
-    section, _, field = name.partition(".")
-    if section == "keys" and field:
-        value: Any = text
-    elif name in KEYS:
+    section, field = split_name(name)
+    value: Any = text
+    if section != "keys":
         try:
             value = parse_text(KEYS[name], text)
         except ValueError as error:
             raise ConfigError(f"{name} must be {error}, not {text!r}.", hint="dsv41chat config show") from None
-    else:
-        raise ConfigError(f"Unknown key {name}{near(name, KEYS)}.", hint="dsv41chat config show")
-    try:
-        old = path.read_text("utf-8")
-    except FileNotFoundError:
-        old = ""
+    old = _read(path)
     before, keymap, _ = read_config(old, path)
     new = _replace(old, section, field, toml(value))
-    try:
-        after, new_keymap, _ = read_config(new, path)
-    except ConfigError as error:
-        raise ConfigError(f"{path} is written in a form that cannot be edited by line; set {name} by hand.") from error
+    after, new_keymap = _reread(new, path, name)
     if section == "keys":
         kept = after == before and new_keymap == keymap | {field: value}
     else:
         kept = after == before | {name: after.get(name)} and name in after and new_keymap == keymap
     if not kept or tomllib.loads(new).keys() < tomllib.loads(old).keys():
-        raise ConfigError(f"{path} is written in a form that cannot be edited by line; set {name} by hand.")
+        raise _by_hand(path, name)
     write_private(path, new)
     return value
 
 
-def _replace(text: str, section: str, field: str, source: str) -> str:
-    lines = text.splitlines()
-    shown = field if re.fullmatch(r"[A-Za-z0-9_-]+", field) else json.dumps(field)
-    current, end, comment = "", None, None
+def unset_config(path: Path, name: str) -> bool:
+    """Take one key out of the file, so that its default counts again; every other line stays. Returns whether it was there.
+
+    Raises ConfigError.
+    """
+    section, field = split_name(name)
+    old = _read(path)
+    before, keymap, _ = read_config(old, path)
+    lines = old.splitlines()
+    place = _assignment(lines, section, field)
+    if (field not in keymap) if section == "keys" else (name not in before):
+        return False
+    if place is None:
+        raise _by_hand(path, name)
+    del lines[place[0] : place[1] + 1]
+    new = "".join(f"{line}\n" for line in lines)
+    after, new_keymap = _reread(new, path, name)
+    before.pop(name, None)
+    if after != before or new_keymap != {key: value for key, value in keymap.items() if section != "keys" or key != field}:
+        raise _by_hand(path, name)
+    write_private(path, new)
+    return True
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """(section, key) of a name that is a setting, or a user key `keys.ACTION`. Raises ConfigError."""
+    section, _, field = name.partition(".")
+    if name not in KEYS and not (section == "keys" and field):
+        raise ConfigError(f"Unknown key {name}{near(name, KEYS)}.", hint="dsv41chat config show")
+    return section, field
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _reread(text: str, path: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values and the user keys of a changed text."""
+    try:
+        values, keymap, _ = read_config(text, path)
+    except ConfigError as error:
+        raise _by_hand(path, name) from error
+    return values, keymap
+
+
+def _by_hand(path: Path, name: str) -> ConfigError:
+    return ConfigError(f"{path} is written in a form that cannot be edited by line; change {name} by hand.")
+
+
+def _assignment(lines: list[str], section: str, field: str) -> tuple[int, int] | None:
+    """The first and the last line of `field = ...` in its section, None where it is not set."""
+    current = ""
     for i, line in enumerate(lines):
         header = re.match(r"\s*\[\s*([A-Za-z0-9_-]+)\s*\]", line)
         if header:
@@ -94,11 +136,25 @@ def _replace(text: str, section: str, field: str, source: str) -> str:
                 last = i
                 while not _complete("\n".join(lines[i : last + 1])) and last + 1 < len(lines):
                     last += 1
-                tail = re.search(r"\s+#[^\"']*$", lines[last])
-                lines[i : last + 1] = [line[: line.index("=")].rstrip() + f" = {source}" + (tail[0] if tail else "")]
-                return "\n".join(lines) + "\n"
-            if current == section and re.match(rf"""\s*#\s*["']?{re.escape(field)}["']?\s*=""", line):
-                comment = i
+                return i, last
+    return None
+
+
+def _replace(text: str, section: str, field: str, source: str) -> str:
+    lines = text.splitlines()
+    if (place := _assignment(lines, section, field)) is not None:
+        first, last = place
+        tail = re.search(r"\s+#[^\"']*$", lines[last])
+        lines[first : last + 1] = [lines[first][: lines[first].index("=")].rstrip() + f" = {source}" + (tail[0] if tail else "")]
+        return "\n".join(lines) + "\n"
+    shown = field if re.fullmatch(r"[A-Za-z0-9_-]+", field) else json.dumps(field)
+    current, end, comment = "", None, None
+    for i, line in enumerate(lines):
+        header = re.match(r"\s*\[\s*([A-Za-z0-9_-]+)\s*\]", line)
+        if header:
+            current = header[1]
+        elif current == section and re.match(rf"""\s*#\s*["']?{re.escape(field)}["']?\s*=""", line):
+            comment = i
         if current == section and (line.strip() or end is None):
             end = i
     new = f"{shown} = {source}"

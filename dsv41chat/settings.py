@@ -33,7 +33,7 @@ class ConfigError(Exception):
 
     code = "config"
 
-    def __init__(self, message: str, hint: str = "dsv41chat config path"):
+    def __init__(self, message: str, hint: str = ""):
         super().__init__(message)
         self.hint = hint
 
@@ -378,10 +378,11 @@ def near(word: str, known: Any) -> str:
 
 def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """(values by key, keymap, warnings) of a config file's text. Raises ConfigError with the key and the line."""
+    edit = f"an editor on {path}"
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}.", hint=edit) from error
     values: dict[str, Any] = {}
     keymap: dict[str, str] = {}
     warnings: list[str] = []
@@ -390,12 +391,12 @@ def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
             warnings.append(f"{path}: unknown section [{section}]{near(section, SECTIONS)}.")
             continue
         if not isinstance(table, dict):
-            raise ConfigError(f"{path}{_at(text, '', section)}: {section} must be a section.")
+            raise ConfigError(f"{path}{_at(text, '', section)}: {section} must be a section.", hint=edit)
         for name, value in table.items():
             full = f"{section}.{name}"
             if section == "keys":
                 if not isinstance(value, str):
-                    raise ConfigError(f'{path}{_at(text, section, name)}: keys."{name}" must be a text, not {_shown(value)}.')
+                    raise ConfigError(f'{path}{_at(text, section, name)}: keys."{name}" must be a text, not {_shown(value)}.', hint=edit)
                 keymap[name] = value
             elif full not in KEYS:
                 warnings.append(f"{path}{_at(text, section, name)}: unknown key {full}{near(full, KEYS)}.")
@@ -403,7 +404,7 @@ def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
                 try:
                     values[full] = coerce(KEYS[full], value)
                 except ValueError as error:
-                    raise ConfigError(f"{path}{_at(text, section, name)}: {full} must be {error}, not {_shown(value)}.") from None
+                    raise ConfigError(f"{path}{_at(text, section, name)}: {full} must be {error}, not {_shown(value)}.", hint=edit) from None
     return values, keymap, warnings
 
 

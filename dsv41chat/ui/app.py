@@ -150,14 +150,23 @@ class ChatApp(App[int]):
                 loop.add_signal_handler(number, self._signalled, number)
             except (NotImplementedError, RuntimeError, ValueError):
                 # No main thread (tests), or a platform without such handlers.
-                break
-
+                return
+        if (number := getattr(signal, "SIGUSR1", None)) is not None:
+            loop.add_signal_handler(number, self._say_status)
         if hasattr(self._driver, "gone"):
             # A hang-up reaches the process that owns the terminal, which need not be this one.
             self._driver.gone = lambda: loop.call_soon_threadsafe(self._signalled, int(getattr(signal, "SIGHUP", 1)))
 
     def _signalled(self, number: int) -> None:
         self.leave(128 + number)
+
+    def _say_status(self) -> None:
+        """SIGUSR1: where it stands. Standard error is the screen here, so it is said there, and kept in the log."""
+        chat = next((screen for screen in self.screen_stack if isinstance(screen, ChatScreen)), None)
+        if chat is not None:
+            line = chat.status.line()
+            log.info("status: %s", line)
+            self.notify(visible_line(line), title="Status", markup=False)
 
     def leave(self, code: int = 0) -> None:
         """Stops a running turn, stores what is open and ends with `code`."""

@@ -6,6 +6,7 @@ lines, another one ends it. The commands are those of the composer. Nothing is e
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -51,6 +52,7 @@ class PlainChat:
         self.attached: list[str] = [fenced(name, text) for name, text in start.attachments]
         self.code = 0
         self.running = False
+        self.status = Status()
         self._stopped = 0.0
         self._held = ""
         self._over = False
@@ -134,12 +136,12 @@ class PlainChat:
     # A turn -------------------------------------------------------------------------------------------------------------
 
     def _turn(self, request: TurnRequest) -> None:
-        status, channel, told = Status(), "", time.monotonic()
+        self.status, channel, told = Status(), "", time.monotonic()
         self.running = True
         try:
             for event in self.controller.run(request):
                 now = time.monotonic()
-                status.apply(event, now)
+                self.status.apply(event, now)
                 if isinstance(event, Piece) and event.text:
                     if event.channel != channel:
                         self._heading(event.channel, channel)
@@ -147,7 +149,7 @@ class PlainChat:
                     self._stream(event.text)
                 elif not channel and now - told > PROGRESS_S:
                     told = now
-                    self.say(f"({status.fields()[0][0]})")
+                    self.say(f"({self.status.fields()[0][0]})")
                 self._event(event, bool(channel))
         finally:
             self.running = False
@@ -200,6 +202,10 @@ class PlainChat:
             raise KeyboardInterrupt
         else:
             raise _Leave
+
+    def say_status(self, _number: int, _frame: Any = None) -> None:
+        """SIGUSR1: where it stands, to stderr. Past the stream's own buffer, which the handler may have interrupted."""
+        os.write(2, f"status: {self.status.line()}\n".encode())
 
     # Showing ------------------------------------------------------------------------------------------------------------
 
@@ -356,10 +362,10 @@ def run_plain(controller: TurnController, start: AppStart | None = None) -> int:
     """Runs the line mode on the terminal (or on pipes) until the user leaves. Returns the exit code."""
     chat = PlainChat(controller, start or AppStart(), _reader(), sys.stdout)
     before = {}
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
         number = getattr(signal, name, None)
         if number is not None:
-            before[number] = signal.signal(number, chat.interrupt)
+            before[number] = signal.signal(number, chat.say_status if name == "SIGUSR1" else chat.interrupt)
     try:
         return chat.run()
     except _Leave:

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 GRID = 128
 SUFFIX_ROWS = 9  # left to run after a mark on the grid, so that they do not take the narrow kernels of decode
 LONG_GRID, LONG_GAP = 4096, 2048
+NO_STATE = "no stored state"
 MIN_TOKENS, SMALL_TAIL_BYTES, MIN_SAVED_S = 32, 2**20, 0.25
 EXTRA_TAIL_BYTES = 2**20
 DEFAULT_RATE = 1000.0  # tokens/s, before any prefill was measured
@@ -225,6 +226,8 @@ class States:
         if turn is not None and turn.history and damaged is None and not scratch and (tokens == 0 or (found is not None and found.kind == "S")):
             cold = self._why_cold(turn)
             self.cache.count(f"miss: {cold}")
+            if cold == NO_STATE and len(ids) < 2 * MIN_TOKENS and self._min_tokens is None:
+                cold = f"{NO_STATE} (of so few tokens none is kept)"
         return Resumed(tokens, len(ids), time.perf_counter() - began, source, cold, damaged)
 
     def drop(self, session: Session, ids: Sequence[int]) -> bool:
@@ -285,7 +288,7 @@ class States:
         try:
             return self.cache.why_cold(self._build, turn.conversation, turn.head)
         except StoreError:
-            return "no stored state"
+            return NO_STATE
 
     # keeping -----------------------------------------------------------------------------------------------------------
 

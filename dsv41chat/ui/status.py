@@ -64,12 +64,17 @@ class Status:
     _thinking_from: float | None = None
     _rounds: deque = field(default_factory=deque)
 
+    def begin(self, now: float) -> None:
+        """A turn was asked for: from now on the screen says so, whatever comes before the turn's first event."""
+        self.running, self.stopping, self.phase, self.started = True, False, "preparing", now
+        self.cached, self.prefilled, self.thinking, self.answer = None, 0, 0, 0
+        self.rate, self.drafting, self.thinking_s, self._thinking_from = Rate(), None, None, None
+        self._rounds.clear()
+
     def apply(self, event: Any, now: float) -> None:
         if isinstance(event, Started):
-            self.running, self.stopping, self.phase, self.started = True, False, "preparing", now
-            self.cached, self.prefilled, self.thinking, self.answer = None, 0, 0, 0
-            self.rate, self.drafting, self.thinking_s, self._thinking_from = Rate(), None, None, None
-            self._rounds.clear()
+            if not self.running:
+                self.begin(now)
         elif isinstance(event, Loading):
             self.phase = loading_text(event)
         elif isinstance(event, Ready):
@@ -132,6 +137,10 @@ class Status:
             self._rounds.append((event.proposed, event.accepted))
             while sum(proposed for proposed, _ in self._rounds) - self._rounds[0][0] >= DRAFT_WINDOW:
                 self._rounds.popleft()
+
+    def line(self) -> str:
+        """All fields as one line of text."""
+        return " | ".join(text for text, _ in self.fields())
 
     def fields(self) -> list[tuple[str, str]]:
         """style: "", "warning" or "error" (words say the same)."""

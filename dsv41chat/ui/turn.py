@@ -23,7 +23,7 @@ from dsv41chat.store import Locked, NotFound, StoreError
 from dsv41chat.ui.answer_row import AnswerRow
 from dsv41chat.ui.engine_thread import Abandoned, Stream
 from dsv41chat.ui.prompting import chat_messages, ids_hash
-from dsv41chat.ui.states import StateTurn
+from dsv41chat.ui.states import NO_STATE, StateTurn
 from dsv41chat.ui.turn_events import (
     LEAF,
     BuildRef,
@@ -421,7 +421,7 @@ class _Turn:
         if event.trouble is not None:
             yield Warned("state_damaged", event.trouble)
         # A notice has said why there is nothing.
-        if event.cold is not None and not (notices and event.cold == "no stored state"):
+        if event.cold is not None and not (notices and event.cold.startswith(NO_STATE)):
             yield Noticed("cold", f"cold: {event.cold}; reading {left:,} of {event.prompt_tokens:,} tokens")
 
     def leave_state(self) -> None:

@@ -106,6 +106,35 @@ def test_lines_fit_and_hold_no_control_characters(name, width):
                 assert line.scrolled or line.strip.cell_length <= max(width, 12), shown
 
 
+MARKED = "| a *b* | $x^2$ |\\|\n|:-:|---|--:|\n" + "".join(
+    f"| **row** {n} | `a\\|b` 日本{n} | https://example.com/{n} |\n" if n % 7 else f"| {n} | short\n" for n in range(120)
+)
+
+
+@pytest.mark.parametrize("source", [TABLE.removesuffix("\nafter"), MARKED], ids=["plain", "marked"])
+@pytest.mark.parametrize("width", [24, 60, 120])
+def test_pieces_of_a_long_table_are_drawn_as_the_whole(source, width):
+    table = [block for block in _blocks(source) if block.kind == "table"]
+    assert len(table) > 3
+    drawn = [line for block in table for line in render_block(block, RenderOptions(width))]
+    # One block of Markdown, as the parser sees it.
+    whole = render_block(Block("text", "\n".join(block.source for block in table)), RenderOptions(width))
+    assert [(line.text, line.lead, line.scrolled) for line in drawn] == [(line.text, line.lead, line.scrolled) for line in whole]
+    assert ["".join(s.text for s in line.strip) for line in drawn] == ["".join(s.text for s in line.strip) for line in whole]
+    assert [[s.style for s in line.strip] for line in drawn] == [[s.style for s in line.strip] for line in whole]
+
+
+def test_an_open_table_draws_only_its_new_rows_again():
+    splitter = Splitter()
+    splitter.feed("| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 60)
+    before = splitter.tails
+    splitter.feed("| 3 | 4 |\n| 5")
+    after = splitter.tails
+    assert len(before) > 3 and after[: len(before) - 1] == before[:-1]
+    assert "\n".join(block.source for block in after).endswith("| 1 | 2 |\n| 3 | 4 |\n| 5")
+    assert splitter.tail.source == "\n".join(block.source for block in after)
+
+
 def test_break_line_loses_nothing_and_fits():
     pick = random.Random(5)
     pieces = ["a", "bb ", " ", "漢", "。", "（", "é", "e\u0301", "👩‍👩‍👧", "wordword", "  ", "-", "x" * 30]

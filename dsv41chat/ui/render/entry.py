@@ -113,25 +113,23 @@ class Entry:
             part = self._heads[identity] = Part(kind, None, text, right, style)
         return part
 
-    def _blocks(self, kind: str, splitter: Splitter | PlainSplitter, parts: list[Part]) -> None:
-        """Appends the finished blocks and the tail; a blank line between neighbours unless a rule separates them already."""
-        tail = splitter.tail
+    def _blocks(self, kind: str, splitter: Splitter | PlainSplitter, parts: list[Part], known: dict[Block, Part]) -> None:
+        """Appends the finished blocks and the tail; a blank line between neighbours unless a rule separates them already.
+
+        known: the parts of the last time; a block that is still there keeps its part, and with it its drawing.
+        """
         previous: Block | None = None
-        for block in [*splitter.blocks, tail] if tail else splitter.blocks:
+        for block in [*splitter.blocks, *splitter.tails]:
             if previous is not None and not block.tight and (block.kind != "code" or previous.kind == "code"):
                 parts.append(GAP)
-            if block is tail:
-                parts.append(Part(kind, block))
-            else:
-                part = self._block_parts.get(block)
-                if part is None:
-                    part = self._block_parts[block] = Part(kind, block)
-                parts.append(part)
+            part = self._block_parts[block] = known.get(block) or Part(kind, block)
+            parts.append(part)
             previous = block
 
     def parts(self, leading: bool) -> list[Part]:
         """All parts from top to bottom. leading: with the blank line that separates it from the entry above."""
         self._open()
+        known, self._block_parts = self._block_parts, {}
         parts: list[Part] = [GAP] if leading else []
         if self.role == NOTICE:
             parts.append(self._head("note", self.text, style=self.style))
@@ -144,10 +142,10 @@ class Entry:
             note = f"thinking  {self.thinking_note}".rstrip()
             parts.append(self._head("fold", ("▾ " if unfolded else "▸ ") + note, "ctrl+T folds" if unfolded else "ctrl+T unfolds"))
             if unfolded:
-                self._blocks("thinking", self._thoughts, parts)
+                self._blocks("thinking", self._thoughts, parts, known)
                 if self.text:
                     parts.append(GAP)
-        self._blocks("body", self._body, parts)
+        self._blocks("body", self._body, parts, known)
         if self.state_note:
             parts.append(self._head("note", self.state_note, style="error" if self.style == "error" else "notice"))
         if self.receipt:
@@ -203,6 +201,9 @@ def estimate_lines(text: str, width: int) -> int:
 def estimate_part(part: Part, width: int) -> int:
     if part.block is None:
         return 1 if part.kind != "note" else estimate_lines(part.text, width)
+    if part.block.kind == "table":
+        # Its delimiter row is drawn as a rule; cells that wrap are found when it is drawn.
+        return part.block.source.count("\n") + 1
     rules = part.block.head + part.block.foot if part.block.kind == "code" else 0
     return estimate_lines(part.block.source, width) + rules
 

@@ -16,7 +16,7 @@ from textual.strip import Strip
 from dsv41chat.ui.render.code import highlight
 from dsv41chat.ui.render.formulas import show_formulas
 from dsv41chat.ui.render.palette import RenderOptions
-from dsv41chat.ui.render.splitter import Block
+from dsv41chat.ui.render.splitter import Block, Table
 from dsv41chat.ui.render.wrap import Line, Run, crop_cells, plain_lines, wrap_runs
 
 BULLETS = "•◦▪"
@@ -26,6 +26,9 @@ CHUNK_LINES = 12
 
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 _URL = re.compile(r"https?://[^\s<>\"'`]+[^\s<>\"'`.,;:!?)\]}]")
+_BAR = re.compile(r"(?<!\\)\|")
+_PLAIN_CELL = re.compile(r"(?:[^\W_]|[ .,;:+/()%='-])*")
+_NO_OPTIONS = RenderOptions(80)
 _BOLD, _ITALIC, _STRIKE = Style(bold=True), Style(italic=True), Style(strike=True)
 
 
@@ -41,9 +44,11 @@ def render_block(block: Block, options: RenderOptions) -> list[Line]:
     if block.kind == "plain":
         return plain_lines(block.source, options.width, options.palette.text)
     indent = min(block.indent, MAX_INDENT, options.width // 4)
-    if block.kind == "code":
-        return code_lines(block, options, [(" " * indent, Style())] if indent else [])
     prefix = [(" " * indent, Style())] if indent else []
+    if block.kind == "code":
+        return code_lines(block, options, prefix)
+    if block.kind == "table":
+        return table_piece(block, options, prefix)
     source = show_formulas(block.source) if options.math == "unicode" else block.source
     return _Walk(options, block.start).blocks(SyntaxTreeNode(_PARSER.parse(source)).children, prefix, prefix)
 
@@ -235,46 +240,100 @@ class _Walk:
                 cells = []
                 for cell in row.children:
                     style = self.palette.text + _BOLD if cell.type == "th" else self.palette.text
-                    cells.append([run for line in self.inline(cell, style) for run in line])
+                    cells.append(self.cell(cell, style))
                     if section.type == "thead":
                         aligns.append(str(cell.attrs.get("style", "")).removeprefix("text-align:"))
                 rows.append(cells)
         columns = max(len(row) for row in rows)
         rows = [row + [[]] * (columns - len(row)) for row in rows]
         natural = [max([1, *(sum(cell_len(text) for text, _ in row[column]) for row in rows)]) for column in range(columns)]
-        room = self.options.width - sum(cell_len(text) for text, _ in rest) - 3 * (columns - 1)
-        widths = _column_widths(natural, room)
-        scrolled = widths is None
-        widths = natural if widths is None else widths
-        return self._draw_table(rows, widths, aligns, first, rest, scrolled)
+        return draw_table(rows, natural, aligns, self.options, first, rest)
 
-    def _draw_table(self, rows, widths, aligns, first: list[Run], rest: list[Run], scrolled: bool) -> list[Line]:
-        lines: list[Line] = []
-        frame = self.palette.frame
-        for index, row in enumerate(rows):
-            cells = [wrap_runs(runs, width, [], []) for runs, width in zip(row, widths)]
-            for level in range(max(len(cell) for cell in cells)):
-                decoration = first if not lines else rest
-                segments = [Segment(text, style) for text, style in decoration]
-                lead = sum(len(text) for text, _ in decoration)
-                texts = []
-                for column, (cell, width) in enumerate(zip(cells, widths)):
-                    if column:
-                        segments.append(Segment(" │ ", frame))
-                    strip = cell[level].strip if level < len(cell) else Strip([])
-                    padding = width - strip.cell_length
-                    align = aligns[column] if column < len(aligns) else ""
-                    left = padding if align == "right" else padding // 2 if align == "center" else 0
-                    segments += [Segment(" " * left), *strip, Segment(" " * (padding - left))] if padding else [*strip]
-                    texts.append(cell[level].text if level < len(cell) else "")
-                shown = "".join(segment.text for segment in segments)[lead:].rstrip()
-                lines.append(Line(Strip(segments), shown, lead, scrolled=scrolled))
-            if index == 0:
-                rule = "─┼─".join("─" * width for width in widths)
-                segments = [Segment(text, style) for text, style in rest]
-                lead = sum(len(text) for text, _ in rest)
-                lines.append(Line(Strip([*segments, Segment(rule, frame)]), rule, lead, scrolled=scrolled))
-        return lines
+    def cell(self, node: SyntaxTreeNode, style: Style) -> list[Run]:
+        return [run for line in self.inline(node, style) for run in line]
+
+
+def draw_table(
+    rows: list[list[list[Run]]], natural: list[int], aligns: list[str], options: RenderOptions, first: list[Run], rest: list[Run], head: bool = True
+) -> list[Line]:
+    """Rows of a table in columns. natural: cells that each column needs at most. head: the first row is the head, with a rule below."""
+    room = options.width - sum(cell_len(text) for text, _ in rest) - 3 * (len(natural) - 1)
+    widths = _column_widths(natural, room)
+    scrolled = widths is None
+    widths = natural if widths is None else widths
+    lines: list[Line] = []
+    frame = options.palette.frame
+    for index, row in enumerate(rows):
+        cells = [wrap_runs(runs, width, [], []) for runs, width in zip(row, widths)]
+        for level in range(max(len(cell) for cell in cells)):
+            decoration = first if not lines else rest
+            segments = [Segment(text, style) for text, style in decoration]
+            lead = sum(len(text) for text, _ in decoration)
+            for column, (cell, width) in enumerate(zip(cells, widths)):
+                if column:
+                    segments.append(Segment(" │ ", frame))
+                strip = cell[level].strip if level < len(cell) else Strip([])
+                padding = width - strip.cell_length
+                align = aligns[column] if column < len(aligns) else ""
+                left = padding if align == "right" else padding // 2 if align == "center" else 0
+                segments += [Segment(" " * left), *strip, Segment(" " * (padding - left))] if padding else [*strip]
+            shown = "".join(segment.text for segment in segments)[lead:].rstrip()
+            lines.append(Line(Strip(segments), shown, lead, scrolled=scrolled))
+        if head and index == 0:
+            rule = "─┼─".join("─" * width for width in widths)
+            segments = [Segment(text, style) for text, style in rest]
+            lead = sum(len(text) for text, _ in rest)
+            lines.append(Line(Strip([*segments, Segment(rule, frame)]), rule, lead, scrolled=scrolled))
+    return lines
+
+
+def table_piece(block: Block, options: RenderOptions, prefix: list[Run]) -> list[Line]:
+    """Some rows of a long table, in the columns of the whole."""
+    walk = _Walk(options, None)
+    aligns, natural, parsed = _shape(block.table, options.math)
+    rows = []
+    for number in range(block.line, block.line + block.source.count("\n") + 1):
+        if number == 1:
+            # The delimiter row: the rule stands for it.
+            continue
+        style = options.palette.text if number else options.palette.text + _BOLD
+        rows.append([walk.cell(cell, style) if isinstance(cell, SyntaxTreeNode) else [(cell, style)] for cell in parsed[number]])
+    return draw_table(rows, natural, aligns, options, prefix, prefix, head=block.line == 0)
+
+
+def _shape(table: Table, math: str) -> tuple[list[str], list[int], list[list[str | SyntaxTreeNode]]]:
+    """(aligns, natural widths, cells of each line) of a long table; read once for all its pieces."""
+    found = table.shape.get(math)
+    if found is None:
+        aligns = [_align(cell) for cell in _split_row(table.lines[1])]
+        parsed = [[_parse_cell(cell, math) for cell in (_split_row(line) + [""] * len(aligns))[: len(aligns)]] for line in table.lines]
+        natural = [max([1, *(_cell_width(row[column]) for number, row in enumerate(parsed) if number != 1)]) for column in range(len(aligns))]
+        found = table.shape[math] = (aligns, natural, parsed)
+    return found
+
+
+def _split_row(line: str) -> list[str]:
+    """The cells of a row that begins with a bar; a bar behind a backslash is text."""
+    cells = [cell.replace("\\|", "|").strip() for cell in _BAR.split(line.strip())[1:]]
+    return cells[:-1] if cells and not cells[-1] else cells
+
+
+def _align(delimiter: str) -> str:
+    left, right = delimiter.startswith(":"), delimiter.endswith(":")
+    return "center" if left and right else "right" if right else "left" if left else ""
+
+
+def _parse_cell(source: str, math: str) -> str | SyntaxTreeNode:
+    """The tree of a cell, or its text where that holds no markup."""
+    if _PLAIN_CELL.fullmatch(source) and "://" not in source:
+        return source
+    return SyntaxTreeNode(_PARSER.parseInline(show_formulas(source) if math == "unicode" else source)).children[0]
+
+
+def _cell_width(cell: str | SyntaxTreeNode) -> int:
+    if isinstance(cell, str):
+        return cell_len(cell)
+    return sum(cell_len(text) for text, _ in _Walk(_NO_OPTIONS, None).cell(cell, Style()))
 
 
 def _column_widths(natural: list[int], room: int) -> list[int] | None:

@@ -6,27 +6,40 @@ The cuts are a function of the text alone: however the text arrives, the same bl
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dsv41chat.ui.sanitize import visible
 
 LIST_ITEMS = 20
 CODE_LINES = 80  # colouring one piece must not hold the screen
 TABLE_ROWS = 200
+TABLE_PIECE = 24  # rows of a long table that are drawn together
+TABLE_TAIL = 16
 PLAIN_LINES = 60
 TEXT_CHARS = 16_000
 LINE_CHARS = 4_000
 
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,})[ ]*(.*?)[ ]*$")
 _FORMING_FENCE = re.compile(r"^ *(`{1,}|~{2,})[\w+#.-]*$")
+_DELIMITER = re.compile(r"^\|(?: *:?-+:? *\|)+ *$")
+_ROW_BAR = re.compile(r"(?<!\\)\|")
 _ITEM = re.compile(r"^(?:[-*+]|(\d{1,9})[.)])(?: |$)")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """All lines of a long table, with its head and its delimiter row. shape: kept by what draws it, for all its pieces."""
+
+    lines: tuple[str, ...]
+    shape: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
     """One finished piece. Compared by identity: a block never changes, so it is the key of its drawing.
 
-    kind: text (Markdown source), code (the lines between fences) or plain. number: 1-based count of code blocks in the text.
+    kind: text (Markdown source), code (the lines between fences), plain, or table (some lines of a long one, `table`, of which the
+    first is number `line`). number: 1-based count of code blocks in the text.
     head/foot: whether the fence opens/closes in this piece. indent: spaces that an enclosing list item gave it.
     start: number with which an ordered list that was cut goes on. tight: no blank line before it.
     """
@@ -40,6 +53,8 @@ class Block:
     foot: bool = True
     start: int | None = None
     tight: bool = False
+    table: Table | None = None
+    line: int = 0
 
 
 def _indent_of(line: str) -> int:
@@ -60,6 +75,7 @@ class Splitter:
         self._item_number: int | None = None
         self._start: int | None = None
         self._table: list[str] = []
+        self._drawn_tail: list[Block] = []
         self._fence: tuple[str, int, int, str] | None = None
         self._head = True
         self._code_count = 0
@@ -118,6 +134,20 @@ class Splitter:
             return None
         plain = source.lstrip().startswith("|")
         return Block("plain" if plain else "text", source, indent=self._dedent, start=self._start, tight=self._tight)
+
+    @property
+    def tails(self) -> list[Block]:
+        """The unfinished piece as blocks. Of an open table all but the last are the very blocks of the last time: only new rows are drawn."""
+        if self._finished or self._fence or not self._table or len(self._table) != len(self._lines):
+            tail = self.tail
+            return [tail] if tail else []
+        while (start := len(self._drawn_tail) * TABLE_TAIL) + TABLE_TAIL <= len(self._lines):
+            self._drawn_tail.append(self._tail_piece(self._lines[start : start + TABLE_TAIL], start))
+        rest = self._lines[start:] + ([self._partial] if self._partial else [])
+        return [*self._drawn_tail, self._tail_piece(rest, start)] if rest else list(self._drawn_tail)
+
+    def _tail_piece(self, lines: list[str], start: int) -> Block:
+        return Block("plain", "\n".join(lines), indent=self._dedent, tight=self._tight or start > 0)
 
     def _long_line(self, line: str) -> None:
         while len(line) > LINE_CHARS:
@@ -202,12 +232,27 @@ class Splitter:
     def _flush_text(self) -> None:
         source = "\n".join(self._lines).rstrip()
         if source:
-            self.blocks.append(Block("text", source, indent=self._dedent, start=self._start, tight=self._tight))
+            self.blocks += self._pieces(source.split("\n")) or [Block("text", source, indent=self._dedent, start=self._start, tight=self._tight)]
             self._tight = False
-        self._lines, self._table = [], []
+        self._lines, self._table, self._drawn_tail = [], [], []
         self._chars = self._items = 0
         self._blank = False
         self._item_number = self._start = None
+
+
+    def _pieces(self, lines: list[str]) -> list[Block]:
+        """A long table as pieces that are drawn one by one, when they come into view; empty for anything else."""
+        if len(lines) < 2 + 2 * TABLE_PIECE or len(self._table) != len(lines) or not _DELIMITER.match(lines[1]):
+            return []
+        if len({len(_ROW_BAR.findall(line.rstrip().rstrip("|"))) for line in lines[:2]}) > 1:
+            # A head that does not fit its delimiter row is no table.
+            return []
+        table = Table(tuple(lines))
+        starts = [0, *range(2 + TABLE_PIECE, len(lines), TABLE_PIECE)]
+        return [
+            Block("table", "\n".join(lines[start:end]), indent=self._dedent, tight=self._tight or start > 0, table=table, line=start)
+            for start, end in zip(starts, [*starts[1:], len(lines)])
+        ]
 
 
 class PlainSplitter:
@@ -259,6 +304,11 @@ class PlainSplitter:
             return None
         lines = self._lines + [self._partial] if self._partial else self._lines
         return Block("plain", "\n".join(lines), tight=bool(self.blocks)) if lines else None
+
+    @property
+    def tails(self) -> list[Block]:
+        tail = self.tail
+        return [tail] if tail else []
 
     def _line(self, line: str) -> None:
         if not line and not self._lines and not self.blocks:

@@ -27,6 +27,7 @@ from dsv41chat.ui.screens.chat_settings import SettingsActions
 from dsv41chat.ui.screens.chat_tools import ToolActions
 from dsv41chat.ui.screens.chat_trouble import TroubleActions
 from dsv41chat.ui.screens.chat_turns import WAITING, TurnActions
+from dsv41chat.ui.screens.chat_watch import WatchActions
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, TextScreen
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.turn_events import ConversationView
@@ -56,7 +57,7 @@ class Opened:
     queue: list
 
 
-class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, Spawning, Screen):
+class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, WatchActions, Spawning, Screen):
     """One conversation at a time; which one may change while the screen stays."""
 
     BINDINGS = bindings(CHAT) + bindings(GLOBAL)
@@ -67,6 +68,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         self.conversation: Any = None
         self.leaf_id: str | None = None
         self.readonly = False
+        self.holder: int | None = None  # the process that writes in this conversation while it is read-only here
         # Until what the command line asked for is on screen, Enter waits: its text belongs into that conversation.
         self.starting, self._send_early = True, False
         self.forks: dict[str, tuple[int, int]] = {}
@@ -109,6 +111,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         self.show_status()
         self.show_keys()
         self.set_interval(MEMORY_S, self._look_at_memory)
+        self.init_watch()
         self.spawn(self.app.start_up(self), "open")
 
     # Opening ------------------------------------------------------------------------------------------------------------
@@ -125,21 +128,25 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             return False
         view = opened.view
         same = self.conversation is not None and self.conversation.id == view.conversation.id
+        # Draft and queue belong to the process that writes.
+        mine = view.holder is None and (not same or self.holder is not None)
         if not same:
             self._leave()
+        self.watch_other(view.holder)
         self.conversation, self.readonly, self.forks = view.conversation, view.readonly or self.app.readonly, opened.forks
         self.leaf_id = view.messages[-1].id if view.messages else None
         entries = [self.make_entry(item) for item in view.messages]
-        entries += self._opening_notices(view, opened.queue)
+        queue = opened.queue if view.holder is None else []
+        entries += self._opening_notices(view, queue)
         self.transcript.set_entries(entries)
         self._restore_view(view.conversation.view)
         self.composer.prompts = list(reversed(opened.history))
-        if not same:
-            self.restore_draft(opened.draft, self.composer.text if self.starting else "")
-        self.show_queue(opened.queue)
+        if mine or not same:
+            self.restore_draft(opened.draft if mine else None, self.composer.text if self.starting or same else "")
+        self.show_queue(queue)
         if not same:
             self._queued_loading = False
-            if opened.queue and not self.readonly:
+            if queue and not self.readonly:
                 self.tell_queue()
         self._status_of(view.messages)
         self.show_header()
@@ -178,7 +185,8 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             remedy = ' When that process is gone: palette, "Take over".' if view.holder is not None else ""
             notices.append(notice(visible_line(readonly_reason(view.holder, self.app.store)) + remedy, error=True))
         if view.interrupted:
-            notices.append(notice("The last answer was interrupted; what had arrived is kept. ctrl+R answers again, e continues it."))
+            again, goes_on = self._key("chat.regenerate"), self._key("message.edit")
+            notices.append(notice(f"The last answer was interrupted; what had arrived is kept. {again} answers again, {goes_on} continues it."))
         waiting = []
         if view.messages and view.messages[-1].role == "user":
             waiting.append(f"Not answered: {self._key('chat.regenerate')} answers it.")
@@ -240,6 +248,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         """An empty screen for a conversation that does not exist yet."""
         self._leave()
         self.conversation, self.leaf_id, self.readonly, self.forks = None, None, self.app.readonly, {}
+        self.watch_other(None)
         self.transcript.set_entries([])
         self.end_edit()
         self.composer.reset()
@@ -404,13 +413,15 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         current = self.conversation.id if self.conversation else None
         self.app.push_screen(ConversationsScreen(self.app.store, current, cached=self.app.cached_states), self._list_closed)
 
-    def _list_closed(self, result: tuple[str, str] | None) -> None:
+    def _list_closed(self, result: tuple[str, ...] | None) -> None:
         if result is None:
             self.query_one(Sidebar).reload(self.conversation.id if self.conversation else None)
             return
-        what, key = result
+        what, key = result[:2]
         if what == "open":
             self._open_soon(key)
+        elif what == "message":
+            self._found(result[1:])
         elif what == "new":
             self.action_new_conversation()
         elif what == "export":

@@ -20,6 +20,7 @@ from dsv41chat.ui.status import loading_text
 from dsv41chat.ui.units import size
 
 LOADING_S = 1.0
+RESUMING_S, RESUMING = 0.5, "resuming"
 
 
 class SettingsActions:
@@ -307,11 +308,17 @@ class SettingsActions:
             self.spawn(self._prepare(self.conversation.id), "prepare", exclusive=True)
 
     async def _prepare(self, conversation_id: str) -> None:
+        slow = self.set_timer(RESUMING_S, self._still_resuming)
         try:
             found = await asyncio.to_thread(self.app.controller.prepare, conversation_id)
         except (EngineError, StoreError):
             # The next turn meets the same and says it.
             return
+        finally:
+            slow.stop()
+            if self.status.phase == RESUMING:
+                self.status.phase = "idle"
+                self.show_status()
         if found is None or self.conversation is None or self.conversation.id != conversation_id:
             return
         if found.trouble is not None:
@@ -321,12 +328,20 @@ class SettingsActions:
         elif found.cold is not None:
             self.tell(f"cold: {found.cold}")
 
+    def _still_resuming(self) -> None:
+        if self.status.phase == "idle":
+            self.status.phase = RESUMING
+            self.show_status()
+
     async def _switch(self, ref: Any, quiet: bool = False) -> None:
         if quiet and (self.pump.running or self.app.host.engine is not None):
             # A turn was faster: it loads the build itself.
             return
         self.switching = True
         self._switch_cancel.clear()
+        if not self.pump.running:
+            self.status.phase = "loading"
+            self.show_status()
         if self.pump.running:
             self.stop_turn()
             while self.pump.running:

@@ -59,6 +59,13 @@ class ToolActions:
         if self._find_timer is not None:
             self._find_timer.stop()
             self._find_timer = None
+        self._count_hits()
+        self.transcript.highlight_query(self._query)
+        self.query_one(FindBar).show_count(f"{len(self._hits)} found" if self._query else "")
+        if self._hits:
+            self._go(len(self._hits) - 1)
+
+    def _count_hits(self) -> None:
         query = self._query.casefold()
         self._hits, self._hit = [], -1
         if query:
@@ -71,11 +78,6 @@ class ToolActions:
                 self._hits += [(entry, number) for number in range(count)]
                 if len(self._hits) > MAX_HITS:
                     break
-        self.transcript.highlight_query(self._query)
-        bar = self.query_one(FindBar)
-        bar.show_count(f"{len(self._hits)} found" if query else "")
-        if self._hits:
-            self._go(len(self._hits) - 1)
 
     def on_find_bar_step(self, event: FindBar.Step) -> None:
         if self._find_timer is not None:
@@ -85,6 +87,9 @@ class ToolActions:
         self.action_find_step(event.direction)
 
     def action_find_step(self, direction: int) -> None:
+        if self._query and (not self._hits or self.transcript.index_of(self._hits[0][0]) is None):
+            # Another conversation or branch is on the screen now.
+            self._count_hits()
         if not self._hits:
             self.tell("Nothing found." if self._query else "ctrl+F searches.")
             return
@@ -114,18 +119,29 @@ class ToolActions:
 
         self.app.push_screen(SearchScreen(self.app.store, self._query), self._found)
 
-    def _found(self, place: tuple[str, str] | None) -> None:
+    def _found(self, place: tuple[str, str, str] | None) -> None:
         if place is not None:
             self.spawn(self._open_at(*place), "open")
 
-    async def _open_at(self, conversation_id: str, message_id: str) -> None:
-        """Opens a conversation at a message, on whatever branch it lies."""
+    async def _open_at(self, conversation_id: str, message_id: str, query: str) -> None:
+        """Opens a conversation at a message, on whatever branch it lies, and marks what was searched for."""
         try:
             leaf = await asyncio.to_thread(self.app.store.leaf_below, message_id)
         except StoreError as error:
             self.tell(str(error), "error")
             return
-        await self.open_conversation(conversation_id, leaf=leaf.id, message=message_id)
+        if await self.open_conversation(conversation_id, leaf=leaf.id, message=message_id):
+            self._mark_found(message_id, query)
+
+    def _mark_found(self, message_id: str, query: str) -> None:
+        """The place in a message that a search led to; n and N go on from it. A search for several words may have no place of its own."""
+        entry = next((entry for entry in self.transcript.entries if entry.key == message_id), None)
+        text = entry.text.casefold() if entry is not None else ""
+        self._query = next((part for part in (query, *query.split()) if part and part.casefold() in text), "")
+        self._count_hits()
+        number = next((number for number, (one, _) in enumerate(self._hits) if one is entry), None)
+        if number is not None:
+            self._go(number)
 
     # Pages --------------------------------------------------------------------------------------------------------------
 

@@ -96,6 +96,12 @@ class TurnActions:
         if self.transcript.has_focus:
             # The keys go on from the message that this turn is about.
             self.transcript.selected = self.transcript.index_of(self._answer)
+        self.status.begin(time.monotonic())
+        if request.queue_id is not None:
+            # It stands in the transcript now, and leaves the stored queue with the commit that makes it a message.
+            self.show_queue([item for item in self.queue if item.id != request.queue_id])
+        else:
+            self.show_status()
         self.pump.start(request)
         self.show_keys()
 
@@ -216,7 +222,10 @@ class TurnActions:
             # Nothing was stored: the text returns to where it was written.
             self.transcript.drop(self._pending)
             self._pending = None
-            self._give_back()
+            if self._sent_queue_id is None:
+                self._give_back()
+            else:
+                self.reload_queue()
         else:
             text += "\nThe message is saved." if full else "\nctrl+R tries again."
         if failure.code == "store":
@@ -336,6 +345,11 @@ class TurnActions:
             self.tell("Nothing is queued.")
         elif self.pump.running:
             self.tell("The queue is sent when the answer ends.")
+        elif self.switching:
+            self._queued_loading = True
+            self.tell("The queue is sent when the build is loaded.")
+        elif not self._may_run():
+            return
         else:
             first = self.queue[0]
             self.start(self._request(first.text, first.id), first.text)

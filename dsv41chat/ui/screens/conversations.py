@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.cells import cell_len
@@ -14,25 +14,31 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from dsv41chat.store import Store, StoreError
+from dsv41chat.store import SearchHit, Store, StoreError
 from dsv41chat.ui.present import age
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, Page, TextScreen
+from dsv41chat.ui.screens.search import hit_line
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.units import size
 from dsv41chat.ui.widgets.foot import Foot
 
 FULL_TEXT_DELAY_S = 0.150
 PREVIEWED = 6
+HITS_EACH = 3  # lines of context under a conversation
 FOOT = (
     "enter open", "/ filter", "n new", "r rename", "p pin", "e export", "d delete", "u undo", "tab preview", "s sort", "b build",
 )  # fmt: skip
 SORTS = ("recent", "title", "created", "size")
 
 
-class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
-    """Returns ("open", id), ("new", ""), ("export", id) or None. cached: bytes of stored states per conversation, for this build."""
+class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
+    """Returns ("open", id), ("message", id, message id, query), ("new", ""), ("export", id) or None.
+
+    A filter shows the newest places in the text under each conversation; choosing one opens its message. cached: bytes of stored
+    states per conversation, for this build.
+    """
 
     BINDINGS = [
         Binding("escape", "close", "Close", show=False),
@@ -49,6 +55,7 @@ class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
         self._store, self._current, self._query, self._read_cached = store, current, query, cached
         self._cached: dict[str, int] = {}
         self._rows: list[Any] = []
+        self._hits: dict[str, list[SearchHit]] = {}
         self._order = 0
         self._build: str | None = None
         self._deleted: list[str] = []
@@ -85,11 +92,13 @@ class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
         query, sort, build = self._query.strip(), SORTS[self._order], self._build
         find = lambda **options: self._store.list_conversations(query or None, 1000, sort=sort, build=build, pinned_first=True, **options)
         try:
-            self._rows = await asyncio.to_thread(find, titles_only=True)
+            self._rows, self._hits = await asyncio.to_thread(find, titles_only=True), {}
             self._show()
             if query:
                 await asyncio.sleep(FULL_TEXT_DELAY_S)
-                self._rows = await asyncio.to_thread(find)
+                rows = await asyncio.to_thread(find)
+                hits = (await asyncio.to_thread(self._store.search, query)).hits
+                self._rows, self._hits = rows, _by_conversation(hits)
                 self._show()
         except StoreError as error:
             self.notify(visible_line(str(error)), severity="error", markup=False)
@@ -99,13 +108,17 @@ class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
             # The page was closed while the store was asked.
             return
         options = self.query_one(OptionList)
-        kept = self._highlighted()
+        kept = self._chosen()
         options.clear_options()
         width = max(20, options.size.width - 4)
-        options.add_options([Option(self._row(row, width), id=row.id) for row in self._rows])
-        wanted = kept or self._current
-        index = next((index for index, row in enumerate(self._rows) if row.id == wanted), 0)
-        options.highlighted = index if self._rows else None
+        made = []
+        for row in self._rows:
+            made.append(Option(self._row(row, width), id=row.id))
+            made += [Option(hit_line(hit, "    "), id=f"{row.id}/{hit.message_id}") for hit in self._hits.get(row.id, ())]
+        options.add_options(made)
+        ids = [option.id for option in made]
+        wanted = next((one for one in (kept, kept and kept.partition("/")[0], self._current) if one in ids), None)
+        options.highlighted = (ids.index(wanted) if wanted is not None else 0) if ids else None
         self.query_one("#list-title", Static).update(f"Conversations  ({len(self._rows)})")
         build = self._build or "any"
         self.query_one("#list-sort", Static).update(f"sort: {SORTS[self._order]}   build: {visible_line(build)}")
@@ -126,6 +139,12 @@ class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
         return Text(title + " " * (room - cell_len(title) + 2) + tail, no_wrap=True, overflow="ellipsis")
 
     def _highlighted(self) -> str | None:
+        """The conversation of the highlighted line."""
+        chosen = self._chosen()
+        return chosen and chosen.partition("/")[0]
+
+    def _chosen(self) -> str | None:
+        """The highlighted line: a conversation, or a conversation, a slash and one of its messages."""
         options = self.query_one(OptionList)
         if options.highlighted is None or options.highlighted >= options.option_count:
             return None
@@ -138,11 +157,23 @@ class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
         self._reload()
 
     def on_input_submitted(self) -> None:
-        if chosen := self._highlighted():
-            self.dismiss(("open", chosen))
+        if chosen := self._chosen():
+            self._open(chosen)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(("open", event.option.id))
+        self._open(event.option.id)
+
+    def _open(self, chosen: str) -> None:
+        """Opens a place in the text; or a conversation, at its newest place when only its text answers to the filter."""
+        conversation_id, _, message_id = chosen.partition("/")
+        row, query = self._row_of(conversation_id), self._query.strip()
+        if not message_id and query and row is not None and query.casefold() not in row.title.casefold():
+            try:
+                hits = self._hits.get(conversation_id) or self._store.search(query, limit=1, conversation_id=conversation_id).hits
+            except StoreError:
+                hits = ()
+            message_id = hits[0].message_id if hits else ""
+        self.dismiss(("message", conversation_id, message_id, query) if message_id else ("open", conversation_id))
 
     def on_key(self, event) -> None:
         if isinstance(self.focused, OptionList) and event.key in self.LIST_KEYS:
@@ -228,3 +259,13 @@ class ConversationsScreen(Spawning, Page[tuple[str, str] | None]):
             return False
         self._reload()
         return True
+
+
+def _by_conversation(hits: Iterable[SearchHit]) -> dict[str, list[SearchHit]]:
+    """The newest places of each conversation."""
+    found: dict[str, list[SearchHit]] = {}
+    for hit in hits:
+        of_one = found.setdefault(hit.conversation_id, [])
+        if len(of_one) < HITS_EACH:
+            of_one.append(hit)
+    return found

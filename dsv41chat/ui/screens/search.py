@@ -23,8 +23,16 @@ DELAY_S = 0.150
 MORE = "more"
 
 
-class SearchScreen(Spawning, Page[tuple[str, str] | None]):
-    """Returns (conversation id, message id) of the chosen place, None when it was closed."""
+def hit_line(hit: SearchHit, indent: str = "  ") -> Text:
+    """Who, when, and a line of context with the match marked."""
+    line = Text(f"{indent}{'you' if hit.role == 'user' else 'answer'} {age(hit.created)}  ", no_wrap=True, overflow="ellipsis", style="dim")
+    excerpt = Text(visible_line(hit.excerpt))
+    excerpt.stylize("reverse", hit.start, hit.end)
+    return line.append_text(excerpt)
+
+
+class SearchScreen(Spawning, Page[tuple[str, str, str] | None]):
+    """Returns (conversation id, message id, query) of the chosen place, None when it was closed."""
 
     BINDINGS = [Binding("escape", "close", "Close", show=False), Binding("down", "to_list", "To the list", show=False)]
 
@@ -82,19 +90,13 @@ class SearchScreen(Spawning, Page[tuple[str, str] | None]):
 
     def _show(self, highlight: int) -> None:
         options: list[Option] = []
-        shown: list[str] = []
         groups: dict[str, list[tuple[int, Any]]] = {}
         for number, hit in enumerate(self._hits):
             groups.setdefault(hit.conversation_id, []).append((number, hit))
         for hits in groups.values():
             options.append(Option(Text(visible_line(hits[0][1].title) or "(empty)", style="bold"), disabled=True))
             for number, hit in hits:
-                line = Text(f"  {'you' if hit.role == 'user' else 'answer'} {age(hit.created)}  ", no_wrap=True, style="dim")
-                excerpt = Text(visible_line(hit.excerpt))
-                excerpt.stylize("reverse", hit.start, hit.end)
-                line.append_text(excerpt)
-                shown.append(str(number))
-                options.append(Option(line, id=str(number)))
+                options.append(Option(hit_line(hit), id=str(number)))
         if self._next is not None:
             options.append(Option("  more …", id=MORE))
         if not self.query(OptionList):
@@ -118,7 +120,7 @@ class SearchScreen(Spawning, Page[tuple[str, str] | None]):
 
     def _choose(self, number: int) -> None:
         hit = self._hits[number]
-        self.dismiss((hit.conversation_id, hit.message_id))
+        self.dismiss((hit.conversation_id, hit.message_id, self._query.strip()))
 
     def action_to_list(self) -> None:
         self.query_one(OptionList).focus()

@@ -23,7 +23,6 @@ from dsv41chat.ui.widgets.transcript_layout import GUTTER, TranscriptLayout
 
 SHIFT_CELLS = 8
 DRAWN_STRIPS = 400
-DRAWN_AT_ONCE = 8
 
 
 class Transcript(TranscriptLayout, can_focus=True):
@@ -87,10 +86,13 @@ class Transcript(TranscriptLayout, can_focus=True):
 
     def _draw_end(self, entry: Entry) -> None:
         """Makes the newest parts exact at once: they are in view, and a wrong guess would cost another pass."""
-        renderer = self._get_renderer()
-        for number in range(max(0, len(entry.heights) - DRAWN_AT_ONCE), len(entry.heights)):
+        renderer, rows = self._get_renderer(), self.size.height
+        for number in range(len(entry.heights) - 1, -1, -1):
             if not entry.exact[number]:
                 entry.heights[number], entry.exact[number] = len(renderer.lines(entry.part(number))), True
+            rows -= entry.heights[number]
+            if rows <= 0:
+                break
 
     def drop(self, entry: Entry) -> None:
         index = self.index_of(entry)
