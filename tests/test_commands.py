@@ -41,6 +41,20 @@ def test_list(program, chats):
     assert program("conversations", "list", "--build", "other", "--json").object == []
 
 
+def test_search(program, chats):
+    rows = program("conversations", "search", "branch", "--json").object
+    assert [(row["conversation"], row["role"], row["excerpt"]) for row in rows] == [
+        (chats.one, "assistant", "branch two"), (chats.one, "assistant", "branch one"),
+    ]  # fmt: skip
+    assert rows[0]["excerpt"][slice(*rows[0]["match"])] == "branch"
+    assert len(program("conversations", "search", "branch", "--limit", "1", "--json").object) == 1
+    assert program("conversations", "search", "second", "chat", "--in", chats.one, "--json").object == []
+    lines = program("conversations", "search", "second", "chat").out.splitlines()
+    assert lines[0].split() == ["id", "message", "written", "by", "text"] and lines[1].startswith(chats.two) and lines[1].endswith("second chat")
+    nothing = program("conversations", "search", "nowhere")
+    assert (nothing.code, nothing.out) == (0, "") and "nothing found" in nothing.err
+
+
 def test_wide_characters_count_two_cells(monkeypatch):
     context = Context(None, None, None, None)
     lines = []
@@ -257,12 +271,32 @@ def test_config(program, tmp_path):
             assert "no effect" in program("config", "set", key.name, default, *words).err
 
 
+def test_config_get_and_unset(program, tmp_path):
+    path = tmp_path / "config.toml"
+    chat = '# mine\n[chat]\neffort = "low"  # gone with its line\ntemperature = 0.5\n'
+    path.write_text(chat + '[engine]\nmodel_dirs = [\n  "a",\n]\n[keys]\n"chat.new" = "f9"\n')
+    words = ["--config", str(path)]
+    assert program("config", "get", "chat.effort", *words).out == '"low"\n'
+    assert program("config", "get", "chat.effort", "--json", *words).object == {"key": "chat.effort", "value": "low", "origin": "file"}
+    assert program("config", "get", "keys.chat.new", *words).out == '"f9"\n'
+    said = program("config", "set", "chat.temperature", "0.7", *words)
+    assert f"chat.temperature = 0.7 in {path}" in said.err and said.out == ""
+    for key in ("chat.effort", "engine.model_dirs", "keys.chat.new"):
+        assert program("config", "unset", key, *words).code == 0
+    assert path.read_text() == "# mine\n[chat]\ntemperature = 0.7\n[engine]\n[keys]\n"
+    program("config", "set", "chat.effort", "off", *words)
+    assert '"high" counts again' in program("config", "unset", "chat.effort", *words).err
+    assert program("config", "unset", "chat.effort", "--json", *words).object == {"path": str(path), "key": "chat.effort", "removed": False}
+    assert program("config", "get", "chat.effort", *words).out == '"high"\n'
+    assert program("config", "unset", "chat.efort", *words).code == program("config", "get", "chat.efort", *words).code == 3
+
+
 def test_a_broken_file_can_still_be_found(program, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("[chat")
     assert program("config", "path", "--config", str(path)).out == f"{path}\n"
     result = program("config", "show", "--config", str(path), "--json")
-    assert (result.code, result.object["code"]) == (3, "config")
+    assert (result.code, result.object["code"], result.object["hint"]) == (3, "config", f"an editor on {path}")
 
 
 # what every command shares -----------------------------------------------------------------------------------------------

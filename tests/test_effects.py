@@ -97,6 +97,9 @@ conversations export --all    | test_commands:export_other_formats
 conversations export --format | test_commands:export_other_formats
 conversations export --output | test_commands:export_other_formats
 conversations export --force  | test_commands:export_other_formats
+conversations search          | test_commands:search
+conversations search --limit  | test_commands:search
+conversations search --in     | test_commands:search
 conversations import          | test_commands:import_brings_the_whole_tree_back test_commands:import_refuses_what_is_foreign_or_damaged
 conversations rename          | test_commands:rename_delete_undelete
 conversations delete          | test_commands:rename_delete_undelete
@@ -136,6 +139,8 @@ config show --origin          | test_commands:config
 config path                   | test_commands:config
 config init                   | test_commands:config
 config set                    | test_commands:config
+config get                    | test_commands:config_get_and_unset
+config unset                  | test_commands:config_get_and_unset
 doctor engram                 | engram:doctor_engram
 doctor engram --model         | engram:doctor_engram
 doctor engram --no-measure    | engram:doctor_engram

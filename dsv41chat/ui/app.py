@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 MIN_WIDTH, MIN_HEIGHT = 40, 10
 SHORT = 16
+RECENT = 9
 STOP_WAIT_S = 5.0
 WARM_UP_S = 0.5
 
@@ -342,18 +343,29 @@ class ChatApp(App[int]):
     # Palette ------------------------------------------------------------------------------------------------------------
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
-        """Every action of the keymap; those without a key too. Over a page as well: it closes when an action is chosen."""
+        """Every action of the keymap, those without a key too, and the recent conversations by name.
+
+        Over a page as well: it closes when an action is chosen.
+        """
         chat = next((one for one in self.screen_stack if isinstance(one, ChatScreen)), None)
         if chat is None:
             return
         seen: set[tuple[str, str]] = set()
         for key in KEYS:
-            if key.fixed or key.id == "app.palette" or key.id.startswith("list.recent") or (key.title, key.action) in seen:
+            if not key.action or key.id == "app.palette" or key.id.startswith("list.recent") or (key.title, key.action) in seen:
                 continue
             # An action with a key in two places is one action.
             seen.add((key.title, key.action))
             bound = self.user_keys.get(key.id, key.key).split(",")[0]
             yield SystemCommand(key.title, f"{key.help}  ({display(bound)})" if bound else key.help, self._runner(chat, key.action))
+        try:
+            recent = self.store.list_conversations(None, RECENT)
+        except StoreError:
+            return
+        for number, row in enumerate(recent, 1):
+            bound = display(self.user_keys.get(f"list.recent{number}", f"alt+{number}"))
+            title = visible_line(row.title) or "(empty)"
+            yield SystemCommand(f"Open: {title}", f"Conversation {number} of the recent ones  ({bound})", self._runner(chat, f"recent({number})"))
 
     def _runner(self, chat: ChatScreen, action: str):
         async def run() -> None:

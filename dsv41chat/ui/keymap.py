@@ -16,7 +16,7 @@ class Key:
     """id: the name for `[keys]` in the config. key: comma-separated defaults, empty for palette only. action: of the screen.
 
     title and help: what the palette and the help page show. short: label in the key line, empty to leave it out.
-    fixed: part of the editor itself, listed in the help but not bound by us.
+    fixed: part of the editor itself, listed in the help but not bound by us; its action is the palette's way.
     """
 
     id: str
@@ -61,6 +61,8 @@ KEYS: tuple[Key, ...] = (
     Key("chat.fold_thinking", "", "thinking_all('fold')", "Always fold thinking", "Folds the thinking of every answer"),
     Key("chat.hide_thinking", "", "thinking_all('hide')", "Hide thinking", "Leaves thinking out of the view"),
     Key("chat.rename", "", "rename", "Rename conversation", "Gives this conversation another title"),
+    Key("chat.pin", "", "pin", "Pin conversation", "Keeps this conversation on top and its newest states stored, or no longer"),
+    Key("chat.undelete", "", "undelete", "Restore a conversation", "Brings a deleted conversation back"),
     Key("chat.delete", "", "delete_conversation", "Delete conversation", "Deletes this conversation; it can be restored for 30 days"),
     Key("chat.fork", "", "fork", "Fork conversation", "Copies this branch into a new conversation"),
     Key("chat.export", "", "export", "Export", "Writes this conversation to a file"),
@@ -71,13 +73,15 @@ KEYS: tuple[Key, ...] = (
     Key("chat.search_all", "", "search_everywhere", "Search everywhere", "Searches the text of all conversations"),
     Key("chat.save_again", "", "save_again", "Save again", "Brings a conversation that could not be saved to the disk"),
     Key("chat.takeover", "", "take_over", "Take over", "Writes in a conversation whose other process is gone"),
+    Key("build.add", "", "builds(True)", "Add a build", "Asks for the folder of a build on disk; its files stay where they are"),
+    Key("compose.attach", "", "attach_file", "Attach a file", "Puts a text file into the message"),
     Key("paste.expand", "", "expand_paste", "Expand paste", "Puts the text of pasted chips into the composer"),
     Key("view.theme", "", "app.change_theme", "Theme", "Chooses colours: dark, light, high contrast, the terminal's own and more", GLOBAL),
     Key("view.mouse", "", "toggle_mouse", "Mouse on / off", "Off gives the terminal its own selection back"),
-    Key("compose.send", "enter", "", "Send", "Sends the message; a running answer queues it", COMPOSER, "send", fixed=True),
-    Key("compose.newline", "ctrl+j", "", "New line", "Starts a new line; shift+Enter, alt+Enter, ctrl+Enter where reported", COMPOSER, fixed=True),
-    Key("compose.history", "up,down", "", "Prompt history", "On the first and last line walks through what was sent before", COMPOSER, fixed=True),
-    Key("compose.undo", "ctrl+z", "", "Undo", "Undoes the last change in the composer", COMPOSER, fixed=True),
+    Key("compose.send", "enter", "send", "Send", "Sends the message; a running answer queues it", COMPOSER, "send", fixed=True),
+    Key("compose.newline", "ctrl+j", "newline", "New line", "Starts a line; shift+Enter, alt+Enter, ctrl+Enter where reported", COMPOSER, fixed=True),
+    Key("compose.history", "up,down", "history", "Prompt history", "On the first or last line: what was sent before", COMPOSER, fixed=True),
+    Key("compose.undo", "ctrl+z", "undo", "Undo", "Undoes the last change in the composer", COMPOSER, fixed=True),
     Key("compose.complete", "tab", "", "Complete", "Completes /commands and @files; else goes to the transcript", COMPOSER, fixed=True),
     Key("message.previous", "up,k", "select(-1)", "Previous message", "Selects the message above", TRANSCRIPT),
     Key("message.next", "down,j", "select(1)", "Next message", "Selects the message below", TRANSCRIPT),

@@ -73,8 +73,10 @@ class Status:
 
     def apply(self, event: Any, now: float) -> None:
         if isinstance(event, Started):
-            if not self.running:
-                self.begin(now)
+            # Esc may have come between the start and its first event.
+            stopping = self.running and self.stopping
+            self.begin(now)
+            self.stopping = stopping
         elif isinstance(event, Loading):
             self.phase = loading_text(event)
         elif isinstance(event, Ready):

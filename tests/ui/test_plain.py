@@ -72,6 +72,21 @@ def test_interrupts(tmp_path):
     assert "ctrl+D leaves" in plain.out.getvalue()
 
 
+def test_sigusr1_says_where_it_stands(tmp_path, capfd):
+    plain = chat(tmp_path, [])
+    said = []
+
+    def ask():
+        plain.say_status(signal.SIGUSR1)
+        said.append(capfd.readouterr())
+        raise EOFError
+
+    lines = iter(["go", ask])
+    plain.read = lambda prompt: line() if callable(line := next(lines)) else line
+    assert plain.run() == 0
+    assert said[0].err.startswith("status: idle | ctx ") and "status" not in plain.out.getvalue()
+
+
 def test_resume_shows_the_last_messages(tmp_path):
     store = Store.memory(background=False)
     first = chat(tmp_path, ["hello"], store=store)

@@ -19,7 +19,8 @@ TABLE = """
     kills:killed_at_three_moments mended:enter_before_the_start_is_over_waits_for_its_conversation
 1.4  M  every wait shows progress and can be cancelled |
     chat:writing_while_a_build_loads chat:stop_in_prefill_gives_the_prompt_back_and_editing_it_makes_a_sibling
-1.5  M  everything by keyboard and in the palette | tools:every_action_of_the_table_is_bound_listed_and_exists
+1.5  M  everything by keyboard and in the palette | tools:every_action_of_the_table_is_bound_listed_and_exists actions:actions
+    actions:the_palette_lists_every_action_and_nothing_else
 1.1  M  the figures that are shown are the engine's | figures:a_resumed_turn_is_told_alike_everywhere
 1.7  M  no network | test_network:no_socket_connects_or_listens test_network:a_program_that_a_test_starts_has_none_either
 1.6  M  stdout of scripted mode is data only | headless:text_writes_the_answer_and_nothing_else
@@ -38,6 +39,7 @@ TABLE = """
 2.2  M  help from the active bindings, palette | tools:every_action_of_the_table_is_bound_listed_and_exists
 2.2  M  search in the conversation | tools:find_walks_through_the_hits
 2.2  M  search everywhere, also on other branches | tools:search_everywhere_opens_the_message_on_its_branch
+    tools:the_filter_of_the_list_opens_the_place_in_the_text
 2.2  M  export page, files are never overwritten | tools:export_page_writes_a_file tools:file_names_are_never_overwritten
 2.2  S  import from the palette | first_steps:an_export_comes_back_by_the_palette
 2.2  M  loading page: read, search, write meanwhile | chat:writing_while_a_build_loads
@@ -96,6 +98,7 @@ TABLE = """
 4.8  M  SIGTERM and SIGHUP restore the terminal | terminal:a_signal_restores_the_terminal_and_keeps_the_text
 4.8  M  a fault ends in one paragraph | terminal:a_fault_ends_in_one_paragraph_and_a_clean_terminal
 4.8  M  two processes: read-only, take over | terminal:a_second_process_reads_only tools:two_processes_second_is_read_only
+    second_window:a_second_window_shows_what_the_first_adds
 4.8  M  one large build per machine | headless_turns:only_one_process_holds_a_large_build
 4.8  M  database locked, disk full, read-only folder |
     store_trouble:a_full_disk_on_the_screen store_trouble:a_locked_database_on_the_screen store_trouble:a_full_disk_in_scripted_mode
@@ -135,6 +138,7 @@ TABLE = """
     headless_turns:locked_conversation
 8.4  S  batch | batch:three_items_with_a_bad_one batch:interrupted_and_resumed_has_no_duplicates
 8.5  S  SIGUSR1 says where it stands | signals:sigusr1_prints_where_it_stands
+    terminal:sigusr1_says_where_it_stands_and_ends_nothing plain:sigusr1_says_where_it_stands
 8.5  M  signals | signals:a_signal_saves_the_text_and_writes_the_last_event signals:a_second_sigint_leaves_at_once
 9    M  conversations, models, config | test_commands:list test_commands:models_list_info_add_remove test_commands:config
 9    S  conversations import: the whole tree comes back, nothing is overwritten, foreign files are refused |

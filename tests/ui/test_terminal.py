@@ -63,6 +63,21 @@ def test_a_paste_with_control_characters_is_text_and_presses_no_key(tmp_path):
         assert first.text == "A[31mRED[0m B\nC]0;pwn\x07 X\x11\x03Z"
 
 
+def test_sigusr1_says_where_it_stands_and_ends_nothing(tmp_path):
+    with Terminal(tmp_path) as terminal:
+        start(terminal, tmp_path, "word " * 4000, 0.01)
+        terminal.wait("embedded model")
+        terminal.type("hello")
+        terminal.keys("Enter")
+        terminal.wait("word word")
+        os.kill(terminal.pid, signal.SIGUSR1)
+        terminal.wait("Status")
+        terminal.keys("Escape")
+        terminal.wait("stopped by you")
+        terminal.keys("C-q")
+        terminal.wait("exit=0")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_restores_the_terminal_and_keeps_the_text(tmp_path, number):
     with Terminal(tmp_path) as terminal:

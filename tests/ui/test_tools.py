@@ -153,6 +153,35 @@ async def test_search_everywhere_opens_the_message_on_its_branch(tmp_path):
         assert chat.transcript.selected_entry.key == first.id
 
 
+async def test_the_filter_of_the_list_opens_the_place_in_the_text(tmp_path):
+    store = Store.memory(background=False)
+    conversation = store.new_conversation("trees")
+    long = "a line\n\n" * 60
+    first = store.add_message(conversation.id, None, "user", f"{long}hidden walnut question\n\n{long}")
+    store.add_message(conversation.id, None, "user", "other branch")
+    store.add_message(store.new_conversation("Walnut by name").id, None, "user", "nothing")
+    app = make_app(tmp_path, Script(), store=store)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        await pilot.press("ctrl+o", "slash", *"walnut")
+        # The conversation, then the line of context below it.
+        await until(lambda: "hidden walnut question" in screen_text(app) and "Walnut by name" in screen_text(app))
+        await pilot.press("down", "down", "down", "enter")
+        await until(lambda: chat.leaf_id == first.id)
+        await until(lambda: "hidden walnut question" in screen_text(app))
+        assert chat.transcript.selected_entry.key == first.id and chat._hit == 0
+        # A conversation that only its text matches opens there too; one whose title matches opens at its end.
+        for title, leaf, hit in (("trees", first.id, 0), ("Walnut by name", None, -1)):
+            await pilot.press("ctrl+o", "slash", *"walnut")
+            await until(lambda: "hidden walnut question" in screen_text(app))
+            rows = app.screen._rows
+            app.screen._open(next(row.id for row in rows if row.title == title))
+            await until(lambda title=title: app.screen is chat and chat.conversation.title == title)
+            await until(lambda hit=hit: chat._hit == hit)
+            assert leaf is None or chat.leaf_id == leaf
+
+
 async def test_commands_act_and_unknown_ones_keep_the_text(tmp_path):
     app = make_app(tmp_path, Script())
     async with app.run_test(size=(100, 30), notifications=True) as pilot:

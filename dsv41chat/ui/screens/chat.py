@@ -132,9 +132,10 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         mine = view.holder is None and (not same or self.holder is not None)
         if not same:
             self._leave()
-        self.watch_other(view.holder)
+            self.forget_found()
         self.conversation, self.readonly, self.forks = view.conversation, view.readonly or self.app.readonly, opened.forks
         self.leaf_id = view.messages[-1].id if view.messages else None
+        self.watch_other(view.holder, self.leaf_id == view.conversation.leaf_id)
         entries = [self.make_entry(item) for item in view.messages]
         queue = opened.queue if view.holder is None else []
         entries += self._opening_notices(view, queue)

@@ -31,6 +31,13 @@ class MessageActions:
     def _last(self, role: str) -> Entry | None:
         return next((entry for entry in reversed(self.transcript.entries) if entry.role == role), None)
 
+    def chosen_entry(self, role: str = "") -> Entry | None:
+        """The message that an action is about: the selected one where the keys are in the transcript, else the last one (of `role`)."""
+        if self.focused is self.transcript:
+            return self.transcript.selected_entry
+        roles = (role,) if role else (USER, ANSWER)
+        return next((entry for entry in reversed(self.transcript.entries) if entry.role in roles), None)
+
     def select_message(self, message_id: str) -> None:
         index = next((index for index, entry in enumerate(self.transcript.entries) if entry.key == message_id), None)
         if index is not None:
@@ -38,9 +45,11 @@ class MessageActions:
             self.transcript.select(index)
 
     def action_select(self, step: int) -> None:
+        self.transcript.focus()
         self.transcript.select_by(step)
 
     def action_select_edge(self, last: bool) -> None:
+        self.transcript.focus()
         self.transcript.select_edge(last)
 
     def action_shift(self, direction: int) -> None:
@@ -52,7 +61,7 @@ class MessageActions:
         self._toggle(next((entry for entry in reversed(self.transcript.entries) if entry.thinking), None))
 
     def action_fold_selected(self) -> None:
-        self._toggle(self.transcript.selected_entry)
+        self._toggle(self.chosen_entry(ANSWER))
 
     def _toggle(self, entry: Entry | None) -> None:
         if entry is None or not entry.thinking:
@@ -81,12 +90,12 @@ class MessageActions:
         self.tell(f"{what}, {len(text):,} characters: {route}")
 
     def action_copy_message(self) -> None:
-        entry = self.transcript.selected_entry
+        entry = self.chosen_entry()
         if entry is not None:
             self.copy_text(entry.text, "message")
 
     def action_copy_code(self) -> None:
-        entry = self.transcript.selected_entry
+        entry = self.chosen_entry(ANSWER)
         blocks = entry.code_blocks() if entry is not None and entry.role == ANSWER else []
         if not blocks:
             self.tell("No code block in this message.")
@@ -118,7 +127,7 @@ class MessageActions:
         self._regenerate(entry)
 
     def action_regenerate_selected(self) -> None:
-        self._regenerate(self.transcript.selected_entry)
+        self._regenerate(self.chosen_entry())
 
     def _regenerate(self, entry: Entry | None) -> None:
         if entry is None or entry.message is None:
@@ -161,7 +170,7 @@ class MessageActions:
         return "edit"
 
     def action_edit_message(self) -> None:
-        entry = self.transcript.selected_entry
+        entry = self.chosen_entry(USER)
         if entry is None or entry.message is None or not self._may_run():
             return
         if entry.role == ANSWER:
@@ -237,7 +246,7 @@ class MessageActions:
     def _branching(self) -> Entry | None:
         """The selected message; where none is selected, the one that the header names: the last with branches."""
         selected = self.transcript.selected_entry
-        if selected is not None:
+        if selected is not None and self.focused is self.transcript:
             return selected
         return next((entry for entry in reversed(self.transcript.entries) if entry.branch), None)
 
@@ -286,7 +295,7 @@ class MessageActions:
         )
 
     def action_delete_branch(self) -> None:
-        entry = self.transcript.selected_entry
+        entry = self.chosen_entry()
         if entry is None or entry.message is None or not self._may_run():
             return
         choices = [("no", "keep"), ("yes", "delete this message and all below it for good")]

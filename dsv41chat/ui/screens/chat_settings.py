@@ -131,6 +131,12 @@ class SettingsActions:
         self.refresh_conversation()
         self.tell(f"{'Pinned.' if pinned else 'No longer pinned.'} {self.app.host.states.pin(self.conversation.id, pinned)}".strip())
 
+    def action_pin(self) -> None:
+        try:
+            self._command_pin("")
+        except CommandError as error:
+            self.tell(str(error), "error")
+
     def _command_stats(self, rest: str) -> None:
         self.action_details()
 

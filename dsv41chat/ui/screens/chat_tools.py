@@ -24,6 +24,7 @@ from dsv41chat.ui.inputs import read_text
 from dsv41chat.ui.output import UsageError
 from dsv41chat.ui.outside import run_outside
 from dsv41chat.ui.render.entry import NOTICE, Entry
+from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
 from dsv41chat.ui.widgets.find_bar import FindBar
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 FIND_DELAY_S = 0.1
 MAX_HITS = 10_000
+RESTORABLE = 9
 
 
 class ToolActions:
@@ -102,6 +104,12 @@ class ToolActions:
         self.transcript.highlight_query(self._query)
         self.transcript.show_line(entry, occurrence)
         self.query_one(FindBar).show_count(f"{number + 1} of {len(self._hits)}")
+
+    def forget_found(self) -> None:
+        """What was found in one conversation is nothing in another."""
+        if not self.query_one(FindBar).display:
+            self._query, self._hits, self._hit = "", [], -1
+            self.transcript.highlight_query("")
 
     def close_find(self) -> bool:
         """Ends the search; the place that was found stays in view. Always back to the composer: what is typed next is text, and the letters
@@ -174,7 +182,7 @@ class ToolActions:
             self.composer.reset(text.rstrip("\n"))
 
     def action_pager(self) -> None:
-        entry = self.transcript.selected_entry
+        entry = self.chosen_entry()
         if entry is not None:
             self._outside(self.app.surroundings.pager or "less", entry.text, ".md", safe=True)
 
@@ -329,7 +337,56 @@ class ToolActions:
         request = ExportRequest(self.conversation, self.leaf_id, None, format=first, path=path)
         self.spawn(self._export(request), "export", exclusive=False)
 
+    def action_undelete(self) -> None:
+        """Chooses among the conversations that were deleted last."""
+        try:
+            gone = self.app.store.list_conversations(None, RESTORABLE, deleted=True)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        if not gone:
+            self.tell("No conversation was deleted.")
+            return
+        choices = [(row.id, f"{visible_line(row.title) or '(empty)'}, {row.messages} messages") for row in gone]
+        self.app.push_screen(AskScreen("Restore which conversation?", choices), self._undelete)
+
+    def _undelete(self, conversation_id: str | None) -> None:
+        if conversation_id is None:
+            return
+        try:
+            self.app.store.undelete(conversation_id)
+        except StoreError as error:
+            self.tell(str(error), "error")
+            return
+        self._open_soon(conversation_id)
+
     # Composer -----------------------------------------------------------------------------------------------------------
+
+    def action_send(self) -> None:
+        self.composer.submit()
+
+    def action_newline(self) -> None:
+        self.composer.insert("\n")
+        self.composer.focus()
+
+    def action_history(self) -> None:
+        self.composer.recall(-1)
+        self.composer.focus()
+
+    def action_undo(self) -> None:
+        self.composer.undo()
+        self.composer.focus()
+
+    def action_attach_file(self) -> None:
+        self.app.push_screen(LineScreen("Text file to attach (Tab completes)", complete=True), self._attach_if)
+
+    def _attach_if(self, name: str | None) -> None:
+        if name:
+            try:
+                self.attach(name)
+            except CommandError as error:
+                self.tell(str(error), "error")
+            self.composer.focus()
 
     def action_expand_paste(self) -> None:
         self.composer.expand_chips()
@@ -352,7 +409,7 @@ class ToolActions:
 
     def action_mark(self) -> None:
         """Marks the selected message, for finding it again with the eye."""
-        entry = self.transcript.selected_entry
+        entry = self.chosen_entry()
         if entry is None or entry.message is None:
             return
         entry.mark = not entry.mark

@@ -33,9 +33,12 @@ class WatchActions:
         self._looking = self._told_gone = False
         self.set_interval(WATCH_S, self._watch)
 
-    def watch_other(self, holder: int | None) -> None:
-        """A conversation was opened. holder: the process that writes in it, None when that is this one or none."""
-        self.holder, self._stamp, self._told_gone = holder, (), False
+    def watch_other(self, holder: int | None, newest: bool = True) -> None:
+        """A conversation was opened. holder: the process that writes in it, None when that is this one or none.
+
+        newest: the branch on the screen is the one that is written in.
+        """
+        self.holder, self._stamp, self._told_gone, self._on_newest = holder, (), False, newest
 
     def _watch(self) -> None:
         if self.holder is not None and self.conversation is not None and not self._looking:
@@ -58,7 +61,7 @@ class WatchActions:
         if news.stamp == self._stamp:
             return
         # A reader who went to another branch stays there.
-        follows = not self._stamp or self.leaf_id == self._stamp[0]
+        follows = self.leaf_id == self._stamp[0] if self._stamp else self._on_newest
         self._stamp, self.conversation, self.forks = news.stamp, news.conversation, news.forks
         if follows:
             self.leaf_id = news.stamp[0]

@@ -123,11 +123,11 @@ class Composer(TextArea):
         elif key == "up" and self.cursor_location[0] == 0 and self._visual_row() == 0:
             event.stop()
             event.prevent_default()
-            self._recall(-1)
+            self.recall(-1)
         elif key == "down" and self._place is not None and self.cursor_location[0] == self.document.line_count - 1:
             event.stop()
             event.prevent_default()
-            self._recall(1)
+            self.recall(1)
         else:
             await super()._on_key(event)
 
@@ -162,7 +162,8 @@ class Composer(TextArea):
         """The screen row of the cursor within its wrapped line."""
         return self.wrapped_document.location_to_offset(self.cursor_location).y
 
-    def _recall(self, step: int) -> None:
+    def recall(self, step: int) -> None:
+        """Walks through what was sent before; the text being written comes back at the end. With an empty composer the queue goes first."""
         if self._place is None:
             if not self.text and step < 0 and self.queued:
                 self.post_message(RecallQueued())

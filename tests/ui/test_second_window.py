@@ -1,0 +1,73 @@
+"""A conversation that another process writes in: what it adds is shown here as well, and nothing of its draft and queue is touched."""
+
+from __future__ import annotations
+
+from dsv41chat.store import Store
+from dsv41chat.ui.turn_events import AppStart
+from tests.ui.fakes import Script
+from tests.ui.tui import chat_of, make_app, say, screen_text, until
+
+
+async def test_a_second_window_shows_what_the_first_adds(tmp_path):
+    with Store.open(tmp_path / "data", background=False) as first, Store.open(tmp_path / "data", background=False) as second:
+        conversation = first.new_conversation("shared")
+        question = first.add_message(conversation.id, None, "user", "an early question")
+        first.lock(conversation.id)
+        first.save_draft(conversation.id, "a draft of the first window")
+        first.queue_push(conversation.id, "queued in the first window")
+        app = make_app(tmp_path, Script(), store=second)
+        app.begin = AppStart(view=app.controller.open(conversation.id))
+        async with app.run_test(size=(100, 30), notifications=True) as pilot:
+            chat = chat_of(app)
+            await until(lambda: "read-only" in screen_text(app) and not chat.starting)
+            assert chat.composer.text == "" and "queued in the first" not in screen_text(app)
+            await pilot.press("up", "delete")
+            assert [item.text for item in first.queued(conversation.id)] == ["queued in the first window"]
+            chat.composer.reset()
+
+            writer = first.begin_answer(conversation.id, question.id, "nano", "f", {})
+            writer.update("The answer begins")
+            writer.checkpoint()
+            await until(lambda: "The answer begins" in screen_text(app) and "being written" in screen_text(app))
+            writer.update("The answer begins and goes on")
+            writer.checkpoint()
+            await until(lambda: "begins and goes on" in screen_text(app))
+            answer = writer.finish("complete", finish="stop", text="The answer begins and goes on to its end.", usage={"answer_tokens": 9})
+            await until(lambda: "to its end" in screen_text(app) and "being written" not in screen_text(app))
+            assert "9 tok" in screen_text(app) and chat.leaf_id == answer.id
+            first.add_message(conversation.id, answer.id, "user", "a later question")
+            await until(lambda: "a later question" in screen_text(app))
+            assert [entry.text for entry in chat.transcript.entries if entry.message is not None].count("an early question") == 1
+
+            # Another branch there is another branch here.
+            first.add_message(conversation.id, None, "user", "an edited question")
+            await until(lambda: "an edited question" in screen_text(app))
+            assert "a later question" not in screen_text(app)
+
+            first.save_draft(conversation.id, "a draft of the first window")
+            first.unlock(conversation.id)
+            await until(lambda: "No other process writes here" in screen_text(app))
+            chat.action_take_over()
+            await until(lambda: not chat.readonly and chat.composer.text == "a draft of the first window")
+            chat.composer.reset()
+            await say(pilot, app, "written here")
+            assert "written here" in [message.text for message in second.path_to(chat.leaf_id)]
+
+
+async def test_a_reader_on_another_branch_is_left_there(tmp_path):
+    with Store.open(tmp_path / "data", background=False) as first, Store.open(tmp_path / "data", background=False) as second:
+        conversation = first.new_conversation("shared")
+        one = first.add_message(conversation.id, None, "user", "branch one")
+        first.add_message(conversation.id, None, "user", "branch two")
+        first.lock(conversation.id)
+        app = make_app(tmp_path, Script(), store=second)
+        app.begin = AppStart(view=app.controller.open(conversation.id))
+        async with app.run_test(size=(100, 30)) as pilot:
+            chat = chat_of(app)
+            await until(lambda: "branch two" in screen_text(app) and chat._stamp)
+            await pilot.press("tab", "left_square_bracket")
+            await until(lambda: chat.leaf_id == one.id and chat._stamp)
+            stamp = chat._stamp
+            first.add_message(conversation.id, chat._stamp[0], "user", "under branch two")
+            await until(lambda: chat._stamp != stamp)
+            assert chat.leaf_id == one.id and "under branch two" not in screen_text(app)
