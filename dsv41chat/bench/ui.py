@@ -40,7 +40,7 @@ CONTENTS = {
     "cjk": "日本語のテキストは長いので折り返しが必要です。絵文字 😀 と 👩‍👩‍👧 も。" * 5 + "\n\n",
 }
 TARGETS = {
-    "first_frame_s": 0.5, "open_s": 1.0, "resize_s": 0.3, "idle_cpu": 0.01, "key_p99_ms": 50.0, "stream_cpu": 0.2, "search_ms": 300.0,
+    "first_frame_s": 0.5, "open_s": 1.0, "resize_s": 0.3, "idle_cpu": 0.01, "key_p99_ms": 50.0, "ui_thread_cpu": 0.2, "search_ms": 300.0,
 }  # fmt: skip
 
 
@@ -97,7 +97,8 @@ def run_content(folder: Path, conversation: str, name: str, rate: float, seconds
     return {
         "first_frame_s": round(found["first_frame_at"] - began, 3), "open_s": round(found["open_s"], 3),
         "resize_s": round(max(found["resize_s"][1:], default=0.0), 3), "idle_cpu": round(found["idle_cpu"], 4),
-        "stream_cpu": round(found["stream_cpu"], 3), "behind_s": round(found["stream_s"] - ideal, 2), "keys": len(keys),
+        "stream_cpu": round(found["stream_cpu"], 3), "ui_thread_cpu": round(found["ui_thread_cpu"], 3),
+        "behind_s": round(found["stream_s"] - ideal, 2), "keys": len(keys),
         "key_ms": percentiles(keys), "lag_ms": percentiles(found["lag_s"]), "flush_ms": percentiles(found["flush_s"]),
         "flush_mean_ms": round(1000 * statistics.mean(found["flush_s"]), 2), "sent_equals_kept": found["sent_equals_kept"],
         "drawn_equals_whole": found["drawn_equals_whole"],
@@ -175,7 +176,7 @@ def run(messages: int, search_messages: int, seconds: float, rate: float, conten
             key, lag = row["key_ms"], row["lag_ms"]
             print(
                 f"{content:8} {row['open_s']:7.2f} {key.get('p50', 0):8.1f} {key.get('p99', 0):7.1f} {lag['p99']:8.1f} {lag['max']:7.0f} "
-                f"{row['flush_mean_ms']:6.1f} {row['stream_cpu']:5.2f} {row['behind_s']:8.2f}  {'equal' if same else 'DIFFERS'}"
+                f"{row['flush_mean_ms']:6.1f} {row['ui_thread_cpu']:5.2f} {row['behind_s']:8.2f}  {'equal' if same else 'DIFFERS'}"
             )
         searched = search_times(folder, search_messages) if search_messages else {}
         for query, found in searched.items():

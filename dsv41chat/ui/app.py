@@ -28,7 +28,7 @@ from dsv41chat.ui.keymap import KEYS, clashes, display
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat import ChatScreen
 from dsv41chat.ui.screens.dialogs import Page, TooSmallScreen
-from dsv41chat.ui.themes import ALIASES, OWN
+from dsv41chat.ui.themes import OWN
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
 
@@ -266,7 +266,9 @@ class ChatApp(App[int]):
             self.theme = wanted
 
     def _theme_name(self, setting: str) -> str:
-        return self.auto_theme if setting == "auto" else ALIASES.get(setting, setting)
+        if setting == "auto":
+            return self.auto_theme
+        return f"ansi-{self.auto_theme}" if setting == "ansi" else setting
 
     def _theme_picked(self, theme: Theme) -> None:
         """A theme chosen in the palette is kept like any other setting."""
@@ -390,7 +392,7 @@ def warm_up() -> None:
 def run_app(controller: TurnController, start: AppStart | None = None) -> int:
     """Runs the full screen until the user leaves. Returns the exit code; the terminal is as it was before."""
     app = ChatApp(controller, start)
-    if (app.begin.theme or app.settings.ui.theme) == "auto" and not app.surroundings.ssh and not app.surroundings.no_color:
+    if (app.begin.theme or app.settings.ui.theme) in ("auto", "ansi") and not app.surroundings.ssh and not app.surroundings.no_color:
         light, app.typed_early = ask_terminal()
         app.auto_theme = "light" if light else "dark"
     result = app.run(mouse=app.mouse_on)

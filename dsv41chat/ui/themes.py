@@ -20,11 +20,11 @@ HIGH_CONTRAST = Theme(
     variables={"text-muted": "#e0e0e0", "border": "#ffffff", "border-blurred": "#b0b0b0"},
 )  # fmt: skip
 OWN = (DARK, LIGHT, HIGH_CONTRAST)
-# Short names in the settings; the terminal's own sixteen colours.
-ALIASES = {"ansi": "ansi-dark"}
+# The terminal's own sixteen colours: ansi-dark or ansi-light, whichever its background asks for.
+ANSI = "ansi"
 
 
 def names() -> tuple[str, ...]:
     """Every value that `ui.theme` and `--theme` may have, our own first."""
-    own = ("auto", *(theme.name for theme in OWN), *ALIASES)
+    own = ("auto", *(theme.name for theme in OWN), ANSI)
     return (*own, *sorted(name for name in BUILTIN_THEMES if name not in own))

@@ -208,6 +208,12 @@ def estimate_part(part: Part, width: int) -> int:
     return estimate_lines(part.block.source, width) + rules
 
 
+def _halves(figure: str) -> list[str]:
+    """A figure with a comma that is too long for a line, as two."""
+    first, comma, rest = figure.rpartition(", ")
+    return [f"{first},", rest] if comma else [figure]
+
+
 class Renderer:
     """Draws parts for one set of options and remembers the last ones. Replace it when width, theme or settings change."""
 
@@ -234,7 +240,9 @@ class Renderer:
         if part.kind == "fold":
             return [self._two_sided(part.text, part.right, palette.thinking, palette.dim)]
         if part.kind == "receipt":
-            return self._figures(visible_line(part.text).split(" · "))
+            figures = visible_line(part.text).split(" · ")
+            narrow = [piece for figure in figures for piece in (_halves(figure) if cell_len(figure) > self.options.width else [figure])]
+            return self._figures(narrow)
         if part.kind == "note":
             return plain_lines(visible(part.text), options.width, getattr(palette, part.style))
         if part.kind == "thinking":

@@ -55,6 +55,7 @@ class Opened:
     history: list[str]
     draft: Any
     queue: list
+    build: str
 
 
 class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, WatchActions, Spawning, Screen):
@@ -150,6 +151,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             if queue and not self.readonly:
                 self.tell_queue()
         self._status_of(view.messages)
+        self._header_build = opened.build
         self.show_header()
         self.query_one(Sidebar).reload(self.conversation.id)
         if message is not None:
@@ -165,7 +167,12 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         store = self.app.store
         view = self.app.controller.open(ref, leaf=leaf) if isinstance(ref, str) else ref
         key = view.conversation.id
-        return Opened(view, store.forks(key), store.prompt_history(key), store.draft(key), store.queued(key))
+        try:
+            build = self.app.host.resolve(self.app.build, view.conversation).name
+        except EngineError:
+            # Whoever sends a message is told.
+            build = ""
+        return Opened(view, store.forks(key), store.prompt_history(key), store.draft(key), store.queued(key), build)
 
     def make_entry(self, message: Any):
         entry = entry_of(message, self.branch_of(message.id))
@@ -281,7 +288,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         view = self.app.host.view
         name = view.name if view is not None else self._header_build
         right = [name]
-        if view is not None or self.conversation is not None:
+        if view is not None or (self.conversation is not None and self.conversation.settings):
             # Before that the build's own default is not known.
             effort = self.app.controller.options(self._record(), view).effort
             right.append("" if effort == "off" else f"effort {effort}")
@@ -366,9 +373,11 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
     # Global actions -----------------------------------------------------------------------------------------------------
 
     def action_escape(self) -> None:
-        """Stops what runs; else closes what is open; else goes to the composer."""
+        """Stops what runs; else goes to the composer; from there ends what else is open."""
         if self.pump.running:
             self.stop_turn()
+        elif self.focused is not self.composer and not self.query_one(FindBar).display:
+            self.composer.focus()
         elif not (self.close_find() or self.cancel_switch() or self.cancel_edit()):
             self.composer.focus()
 

@@ -22,6 +22,11 @@ class Page(ModalScreen[ScreenResultType]):
 
     _dismissed = False
 
+    def on_mount(self) -> None:
+        """Notices about what was done before would cover the page; errors stay. Textual calls it beside that of a subclass."""
+        for toast in [one for one in self.app._notifications if one.severity != "error"]:
+            self.app._unnotify(toast)
+
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
         if self._dismissed:
             return AwaitComplete.nothing()

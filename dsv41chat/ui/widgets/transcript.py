@@ -12,6 +12,7 @@ from dataclasses import replace
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual.geometry import Region
 from textual.message import Message
 from textual.selection import Selection
 from textual.strip import Strip
@@ -67,7 +68,7 @@ class Transcript(TranscriptLayout, can_focus=True):
             self.entries.append(entry)
             self._heights.append(entry.estimate(self._text_width()))
             self._tops.append(self._tops[-1] + self._heights[-1])
-        self._grown()
+        self._grown(new=True)
 
     def changed(self, entry: Entry) -> None:
         """An entry got more text, another receipt, or was folded."""
@@ -82,7 +83,7 @@ class Transcript(TranscriptLayout, can_focus=True):
             self._set_height(index, entry.height)
         else:
             self._set_height(index, entry.estimate(self._text_width()))
-        self._grown(first if index == len(self.entries) - 1 else 0)
+        self._grown(first if index == len(self.entries) - 1 else 0, new=entry.running)
 
     def _draw_end(self, entry: Entry) -> None:
         """Makes the newest parts exact at once: they are in view, and a wrong guess would cost another pass."""
@@ -111,8 +112,8 @@ class Transcript(TranscriptLayout, can_focus=True):
                 return index
         return None
 
-    def _grown(self, first: int = 0) -> None:
-        """Something changed from row `first` on; what stands above it is drawn already."""
+    def _grown(self, first: int = 0, new: bool = False) -> None:
+        """Something changed from row `first` on; what stands above it is drawn already. new: there is text to be told about."""
         if not self._width:
             return
         self._update_size()
@@ -121,7 +122,7 @@ class Transcript(TranscriptLayout, can_focus=True):
             self._to_end()
         else:
             self._settle()
-            if self._tops[-1] > self.scroll_offset.y + self.size.height:
+            if new and self._tops[-1] > self.scroll_offset.y + self.size.height:
                 self.unseen = True
         if self.scroll_offset.y == before:
             first = max(first, before)
@@ -193,6 +194,29 @@ class Transcript(TranscriptLayout, can_focus=True):
             return None
         lines = self._get_renderer().lines(entry.part(number))
         return (index, lines[row]) if row < len(lines) else None
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The kept lines themselves, past the cache of styles: there is no border, and after a scroll nearly every line is one of before.
+
+        A strip remembers its cuts and its bytes; a new one of the same text would make them again, a whole view of them for each new line.
+        """
+        if self._marked:
+            return super().render_lines(crop)
+        filters, background = self.get_line_filters(), self.background_colors[1]
+        strips = []
+        for y in crop.line_range:
+            strip = self.render_line(y)
+            for line_filter in filters:
+                strip = strip.apply_filter(line_filter, background)
+            strips.append(strip)
+        if crop.column_span != (0, self.size.width):
+            strips = [strip.crop(*crop.column_span) for strip in strips]
+        return strips
+
+    @property
+    def _marked(self) -> bool:
+        """Whether lines are drawn with more than their text: a search, a selection, the message that the keys act on."""
+        return self.has_focus or bool(self._query) or self.text_selection is not None
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
