@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import mlx.core as mx
+
 from dsv41chat.bench import shapes
 
 
@@ -22,7 +24,8 @@ def run_options(o: argparse.Namespace) -> int:
     if o.folder.exists():
         print(f"bench weights: {o.folder} exists; name a folder that does not", file=sys.stderr)
         return 2
-    shapes.write_pack(o.folder, o.shape, o.layers, o.experts, o.bits, o.seed)
+    with mx.stream(mx.cpu):
+        shapes.write_pack(o.folder, o.shape, o.layers, o.experts, o.bits, o.seed)
     size = sum(f.stat().st_size for f in o.folder.iterdir())
     print(f"{o.folder}: {size / 1e9:.2f} GB")
     return 0
