@@ -18,11 +18,12 @@ from dsv41chat.engine.draft.base import Proposal
 from dsv41chat.engine.draft.costs import SPIKE, DraftCosts
 
 STEP_DRAFT, STEP_SHADOW, STEP_RATE = 0.10, 0.20, 0.12
-# A share of the decode time, and plain steps. BUDGET and GRANT: what a turn may lose; LOOK: the part of it that a pass while parked may
-# take; FIRST_LOOK: the dearest pass that a turn without a loss may try; CREDIT: what is remembered of a gain.
-BUDGET, GRANT, LOOK, FIRST_LOOK, CREDIT = 0.015, 1.25, 0.5, 1.25, 4.0
-# Expected speeds over plain decode: to draft again by what was learned, to go on drafting, and to believe the drafter alone.
-ON, OFF, SURE = 1.06, 0.99, 1.65
+# A share of the decode time, and plain steps. BUDGET and GRANT: what a turn may lose, and BONUS more where earlier answers promise a lot,
+# so that one bad round at its start does not end drafting; LOOK: the part that a pass while parked may take; FIRST_LOOK: the dearest
+# pass that a turn without a loss may try; CREDIT: what is remembered of a gain.
+BUDGET, GRANT, BONUS, LOOK, FIRST_LOOK, CREDIT = 0.015, 1.0, 0.75, 0.5, 1.25, 4.0
+# Expected speeds over plain decode: to draft again by what was learned, to go on drafting, good prospects, and to believe the drafter alone.
+ON, OFF, GOOD, SURE = 1.06, 0.99, 1.3, 1.65
 STALE_ROUNDS = 128
 DECAY, PRIOR = 0.97, 2.0
 LONGEST_ROUND_S = 5.0
@@ -55,7 +56,7 @@ class FixedDepth:
 
 class DepthPolicy:
     """One conversation's adaptive depth. acceptance[j]: chance that proposal j + 1 stands given that those before it stood.
-    judged: proposals that it has learned from.
+    judged: proposals that it has learned from. taught: earlier answers have been learned from, here or in what it began with.
 
     ask -> propose -> keep -> verify -> learn, once per round. A proposal is asked for either to be verified or as a shadow.
     """
@@ -64,7 +65,7 @@ class DepthPolicy:
         self.block, self.costs = block, costs
         self.acceptance = [0.75 * 0.93**j for j in range(block)]
         self.kept, self.chance = [0.0] * block, [0.0] * block
-        self.judged = 0
+        self.judged, self.taught = 0, False
         self.begin_turn()
 
     def fork(self) -> DepthPolicy:
@@ -72,6 +73,7 @@ class DepthPolicy:
         other = DepthPolicy(self.block, self.costs)
         other.acceptance = [(a + b) / 2 for a, b in zip(self.acceptance, other.acceptance)]
         other.kept, other.chance = [v / 2 for v in self.kept], [v / 2 for v in self.chance]
+        other.taught = self.taught or self.judged > 0
         other.begin_turn()
         return other
 
@@ -89,6 +91,7 @@ class DepthPolicy:
         most = (1.0, math.inf, math.inf)
         if all(len(values) == self.block and all(0 <= v <= top and v < math.inf for v in values) for values, top in zip(found, most)):
             self.acceptance, self.kept, self.chance = found
+            self.taught = True
             self.begin_turn()
 
     def begin_turn(self) -> None:
@@ -101,7 +104,8 @@ class DepthPolicy:
         # A shadow's guesses that are still to be compared, and the proposal and index that the next of them has.
         self.shadow: list[int] | None = None
         self.guessed: tuple[Proposal, int] = (Proposal(()), 0)
-        self.parked = self.gain() < ON
+        prospects, self.taught = self.gain(), self.taught or self.judged > 0
+        self.parked, self.grant = prospects < ON, GRANT + (BONUS if self.taught and prospects >= GOOD else 0.0)
         self.mode = "plain"
 
     def gain(self) -> float:
@@ -126,7 +130,7 @@ class DepthPolicy:
         one, earned = self.costs.rows[0], BUDGET * self.total
         if not self.costs.known:
             return "plain"
-        if not self.parked and self.loss > earned + GRANT * one:
+        if not self.parked and self.loss > earned + self.grant * one:
             self.parked = True
         if not self.parked:
             return "plain" if self.since_plain >= STALE_ROUNDS else "draft"

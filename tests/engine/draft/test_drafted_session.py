@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat.cli import main
 from dsv41chat.engine import SamplingParams, answer, open_engine, verify_goldens
 from dsv41chat.engine.draft.guard import GuardedDrafter
 from dsv41chat.engine.errors import EngineError
@@ -188,11 +189,41 @@ def test_costs_and_verdicts_are_kept(p, plain):
     kept = {k.split(".")[0] for k in facts}
     assert {"rows", "draft"} <= kept
     again = open_engine(embedded_pack(), facts=facts)
-    assert again.drafting.costs.rows == engine.drafting.costs.rows
+    assert again.drafting.costs.to_json() == engine.drafting.costs.to_json()
     facts[next(k for k in facts if k.startswith("rows"))] = "damaged"
     assert [str(v) for v in again.drafting.verdicts()] == [str(v) for v in engine.drafting.verdicts()]
     lines, single = engine.drafting.summary(), [v for v in engine.drafting.verdicts() if v.tokenwise]
     assert lines[0] == "dspark, up to 5 tokens a round" and lines[1].endswith(f"{len(single)} row by row")
+
+
+def test_costs_belong_to_the_route_that_they_were_timed_on(p):
+    """Figures of one route are no news for another, nor for a build whose operations run row by row; what texts taught is for all."""
+    facts: dict[str, str] = {}
+    first = open_engine(embedded_pack(), facts=facts, routes="stock")
+    guess = first.drafting.costs.to_json()
+    assert done(first.new_session().generate(p, SAMPLED, max_tokens=18)).draft["proposed"]
+    timed = first.drafting.costs.to_json()
+    assert timed != guess and json.loads(timed)["draft_samples"]
+    assert open_engine(embedded_pack(), facts=facts, routes="stock").drafting.costs.to_json() == timed
+    for options in ({"routes": "compiled"}, {"routes": "stock", "exact": "fast"}):
+        other = open_engine(embedded_pack(), facts=facts, **options).drafting
+        assert other.costs.samples == [0] * 6 and other.costs.to_json() == guess, options
+    best = open_engine(embedded_pack(), facts=facts)
+    if best.trunk.routes.host:
+        assert best.drafting.costs.rows[-1] < json.loads(guess)["rows"][-1], "a further row costs less there"
+
+
+def test_what_texts_taught_is_kept(p):
+    facts: dict[str, str] = {}
+    engine = open_engine(embedded_pack(), facts=facts)
+    fresh, session = engine.drafting.new_policy(), engine.new_session()
+    done(session.generate(p, SAMPLED, max_tokens=18))
+    assert session.policy.judged and session.policy.acceptance != fresh.acceptance
+    half = [(a + b) / 2 for a, b in zip(session.policy.acceptance, fresh.acceptance)]
+    for begun in (engine.drafting, open_engine(embedded_pack(), facts=facts).drafting):
+        assert begun.new_policy().acceptance == pytest.approx(half)
+    done(engine.new_session().generate(p, SAMPLED, max_tokens=4, draft="off"))
+    assert engine.drafting.new_policy().acceptance == pytest.approx(half), "a plain answer teaches nothing"
 
 
 def test_calibration_gives_way_and_then_counts(p):
@@ -250,8 +281,8 @@ def test_a_resumed_conversation_drafts_at_once(engine, tmp_path, stored, monkeyp
     assert len(ids) == 64 and sum(p for p, _ in by_depth) >= 10 and by_depth[0][1]
 
 
-def test_models_verify_compares_drafts(tmp_path):
-    """One wrong entry of greedy_ids or draft_ids, and the verdict is no."""
+def test_models_verify_compares_drafts(tmp_path, capfd):
+    """One wrong entry of greedy_ids or draft_ids, and the verdict is no: exit 4 on the command line."""
     plain = drafting.load(drafting.DATA / "v41")[0]
     ids = np.random.default_rng(3).integers(3, 150, 12).tolist()
     texts = [drafting.decode(plain, ids, drafting.settings("greedy"), 24).text]
@@ -271,19 +302,31 @@ def test_models_verify_compares_drafts(tmp_path):
     }
     assert golden["round_accept"].any()
 
-    def report(**changes):
-        path = tmp_path / "golden.safetensors"
-        mx.save_safetensors(str(path), {k: mx.array(v) for k, v in (golden | changes).items()})
-        return verify_goldens(folder, path)
+    path = tmp_path / "golden.safetensors"
 
-    found = report()
-    depths = [f"greedy_ids (depth {k})" for k in range(1, 6)]
-    assert found.ok and [c.name for c in found.checks] == ["greedy_ids", *depths, "greedy_ids (adaptive)", "draft_ids", "draft_ids_all"]
-    wrong = golden["greedy_ids"].copy()
-    wrong[17] += 1
-    assert not report(greedy_ids=wrong).ok and report(greedy_ids=wrong).checks[1].first_bad == len(ids) + 17
-    for name in ("draft_ids", "draft_ids_all", "round_accept"):
-        wrong = golden[name].copy()
-        wrong.flat[-1] += 1
-        found = report(**{name: wrong})
+    def write(name=None, at=-1):
+        """The goldens, with one wrong entry."""
+        arrays = {k: v.copy() for k, v in golden.items()}
+        if name is not None:
+            arrays[name].flat[at] += 1
+        mx.save_safetensors(str(path), {k: mx.array(v) for k, v in arrays.items()})
+
+    def verify():
+        """Exit code, and the checks by name."""
+        code = main(["models", "verify", str(folder), "--goldens", str(path), "--json", "--data-dir", str(tmp_path / "data")]).code
+        return code, {c["name"]: c for c in json.loads(capfd.readouterr().out)["checks"]}
+
+    every = ["greedy_ids", *(f"greedy_ids (depth {k})" for k in range(1, 6)), "greedy_ids (adaptive)"]
+    write()
+    code, checks = verify()
+    assert code == 0 and list(checks) == [*every, "draft_ids", "draft_ids_all"] and all(c["ok"] for c in checks.values())
+    write("greedy_ids", 17)
+    code, checks = verify()
+    assert code == 4 and checks["greedy_ids (depth 1)"]["first_bad"] == len(ids) + 17 and not any(checks[name]["ok"] for name in every)
+    write("draft_ids")
+    code, checks = verify()
+    assert code == 4 and [name for name, c in checks.items() if not c["ok"]] == ["draft_ids"]
+    for name in ("draft_ids_all", "round_accept"):
+        write(name)
+        found = verify_goldens(folder, path)
         assert not found.ok and [c.name for c in found.checks if not c.ok] == [name.replace("round_accept", "draft_ids")]
