@@ -62,8 +62,8 @@ def _drafting(context: Any) -> int:
 
 
 def _routes(context: Any) -> int:
-    """What was installed when the build was opened, each compared with the stock operation."""
-    with _opened(context, False) as (name, engine):
+    """What is installed when the build is opened, each compared with the stock operation now, whatever is known."""
+    with _opened(context, False, recheck=True) as (name, engine):
         routes = engine.trunk.routes
         head, *rest = routes.summary()
         lines = [Line("ok", "routes", head)]
@@ -96,8 +96,8 @@ def _states(context: Any) -> int:
 
 
 @contextmanager
-def _opened(context: Any, write: bool) -> Iterator[tuple[str, Any]]:
-    """(name, engine) of the build that the options name. write: verdicts are stored."""
+def _opened(context: Any, write: bool, recheck: bool = False) -> Iterator[tuple[str, Any]]:
+    """(name, engine) of the build that the options name. write: verdicts are stored. recheck: those about routes are not trusted."""
     from dsv41chat.engine.backend import require_backend
     from dsv41chat.ui.builds import table_settings
 
@@ -109,7 +109,7 @@ def _opened(context: Any, write: bool) -> Iterator[tuple[str, Any]]:
     build = host.resolve(context.args.model)
     engine = open_engine(
         build.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim, exact=e.exact,
-        routes=e.routes, facts=context.store().facts, engram=table_settings(context.settings),
+        routes=e.routes, facts=context.store().facts, recheck=recheck, engram=table_settings(context.settings),
     )  # fmt: skip
     try:
         yield build.name, engine

@@ -28,7 +28,8 @@ _MIB = 1 << 20
 class MemoryPlan:
     """Bytes a build needs. weights, drafter: in memory, as loaded. tables: Engram tables kept in memory. fixed: state of any context;
     per_token: state per token of context. decoded: how much larger than on disk the weights are because they are decoded.
-    copies: of packed matrices, as floats, that a route keeps beside them."""
+    copies: of matrices, in another form, that a route keeps beside them. growing: per token of context, bytes of the largest buffer of
+    the state, of which there are two while it grows."""
 
     weights: int
     drafter: int
@@ -37,6 +38,7 @@ class MemoryPlan:
     per_token: float
     decoded: int
     copies: int = 0
+    growing: float = 0.0
 
     @property
     def resident(self) -> int:
@@ -44,7 +46,7 @@ class MemoryPlan:
 
     @property
     def scratch(self) -> int:
-        """Activations and copies of one forward; a quarter of the resident bytes, 256 MiB to 6 GiB."""
+        """Activations and copies of one forward, which its rows bound; a quarter of the resident bytes, 256 MiB to 6 GiB."""
         return min(max(self.resident // 4, 256 * _MIB), 6 << 30)
 
     @property
@@ -53,7 +55,8 @@ class MemoryPlan:
         return min(max(self.resident // 4, 256 * _MIB), 8 * 10**9)
 
     def state(self, context: int) -> int:
-        return self.fixed + int(self.per_token * context)
+        """At its peak, while the largest buffer grows."""
+        return self.fixed + int((self.per_token + self.growing) * context)
 
 
 @dataclass(frozen=True)
@@ -77,21 +80,24 @@ def plan_memory(
 ) -> MemoryPlan:
     """From headers and plan alone: the modules are laid out without values, and their arrays are counted. routes: as they will be asked for."""
     trunk = outline_trunk(pack, dtype=dtype, packed=packed)
-    weights, drafter = _size(trunk), 0
+    weights, drafter, modules = _size(trunk), 0, [trunk]
     if pack.found.plan is not None:
         source = weight_source(pack, pack.found.plan.expected, dtype=trunk.dtype, packed=packed, empty=True)
-        drafter = _size(load_draft_model(pack.found.plan, trunk, source, False)) - _size((trunk.embed, trunk.head))
-    fixed, per_token = 0, 0.0
+        modules.append(load_draft_model(pack.found.plan, trunk, source, False))
+        drafter = _size(modules[1]) - _size((trunk.embed, trunk.head))
+    fixed, per_token, copied = 0, 0.0, 0.0
     for spec in trunk.lane_specs():
         row = spec.dtype.size
         for n in spec.tail:
             row *= n
         if isinstance(spec, PoolSpec):
             per_token += row / spec.ratio
+            copied = max(copied, row / spec.ratio)
         elif isinstance(spec, RingSpec):
             fixed += spec.rows * row
     tables = pack.table_bytes if tables_resident else 0
-    return MemoryPlan(weights, drafter, tables, fixed, per_token, max(0, weights - pack.weight_bytes), copied_bytes(trunk, routes))
+    copies = copied_bytes(modules, trunk, routes)
+    return MemoryPlan(weights, drafter, tables, fixed, per_token, max(0, weights - pack.weight_bytes), copies, copied)
 
 
 def _size(module: object) -> int:
@@ -144,7 +150,7 @@ def _words(plan: MemoryPlan, machine: Machine, context: int, margin: int) -> str
     parts = [f"in use now {_gb(machine.total - machine.available)}", f"weights {_gb(plan.weights)}"]
     parts += [f"drafter {_gb(plan.drafter)}"] if plan.drafter else []
     parts += [f"tables {_gb(plan.tables)}"] if plan.tables else []
-    parts += [f"decoded copies {_gb(plan.copies)}"] if plan.copies else []
+    parts += [f"copies of routes {_gb(plan.copies)}"] if plan.copies else []
     parts += [f"{context:,} tokens {_gb(state)}", f"margin {_gb(margin)}"]
     projected = _projected(plan, machine, context, margin)
     device = plan.resident + state + plan.scratch

@@ -162,6 +162,7 @@ def open_engine(
     context: int | None = None,
     cache_dir: Path | None = None,
     facts: MutableMapping[str, str] | None = None,
+    recheck: bool = False,
     engram: EngramSettings | None = None,
     os_layer: PosixLayer | None = None,
     force: bool = False,
@@ -178,7 +179,7 @@ def open_engine(
     routes: auto, stock or the name of one; what computes the hot operations, see `kernels.routes`.
     context: tokens, at most the pack's maximum; None: as many as memory admits. force: load although it does not fit.
     margin: bytes left to others, None by size. machine: the memory there is, instead of this machine's; for tests.
-    cache_dir: where derived token maps are kept. facts: measured verdicts, by key.
+    cache_dir: where derived token maps are kept. facts: measured verdicts, by key. recheck: do not trust those about routes.
     engram: how tables are read. os_layer: what the tables' reads ask instead of this system; for tests.
     Raises PackError, DoesNotFit, RouteUnavailable or Cancelled.
     """
@@ -205,12 +206,14 @@ def open_engine(
         cache_dir=cache_dir,
         engram_settings=engram,
         facts=facts,
+        recheck=recheck,
         os_layer=os_layer,
         progress=progress,
         cancel=cancel,
     )
     progress(Loading("drafter", 0, pack.drafter_bytes, "bytes"))
-    model = build_drafter(pack, trunk, rounded=qat_sim if pack.config.family == "v4" else cache_quant, linear_input_fp8=linear_input_fp8)
+    rounded = qat_sim if pack.config.family == "v4" else cache_quant
+    model = build_drafter(pack, trunk, rounded=rounded, linear_input_fp8=linear_input_fp8, facts=None if recheck else facts)
     progress(Loading("ready", len(pack.plan), len(pack.plan), "layers"))
     engine = Engine(pack, trunk, tokenizer, context or admission.context or limit, model, exact, facts, admission)
     rounded = {"qat_sim": qat_sim} if engine.family == "v4" else {"cache_quant": cache_quant, "linear_input_fp8": linear_input_fp8}

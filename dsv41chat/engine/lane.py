@@ -96,12 +96,22 @@ class Lane:
 
     def append(self, name: str, first: int, rows: Any) -> None:
         """Put rows at pool rows first, first + 1, ... and grow the buffer when they do not fit."""
-        buf, last, block = self.buffers[name], first + rows.shape[0], self.specs[name].block
-        if last > buf.shape[0]:
-            more = -(-(last - buf.shape[0]) // block) * block
-            parts = [buf, self._zeros((more, *buf.shape[1:]), self.specs[name].dtype)]
-            buf = self.buffers[name] = np.concatenate(parts) if self.host else mx.concatenate(parts)
-        buf[first:last] = rows
+        last, block = first + rows.shape[0], self.specs[name].block
+        if last > self.buffers[name].shape[0]:
+            self._grow(name, -(-last // block) * block)
+        self.buffers[name][first:last] = rows
+
+    def _grow(self, name: str, count: int) -> None:
+        """To `count` rows. On the host the memory itself grows; MLX has no such call, there the buffer is copied once."""
+        old = self.buffers[name]
+        if not self.host:
+            self.buffers[name] = mx.concatenate([old, self._zeros((count - old.shape[0], *old.shape[1:]), self.specs[name].dtype)])
+        elif old.flags.owndata and old.base is None:
+            # Nobody holds a view of a pool beyond a call: `rows` and `state` copy.
+            old.resize((count, *old.shape[1:]), refcheck=False)
+        else:
+            grown = self.buffers[name] = np.zeros((count, *old.shape[1:]), old.dtype)
+            grown[: len(old)] = old
 
     def hold_rings(self) -> dict[str, Any]:
         """The rings as they are now, for `restore_rings`. Holding those of MLX makes the next write copy each ring once."""

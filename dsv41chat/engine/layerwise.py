@@ -39,21 +39,22 @@ class Stream:
 
     h [n, S, D] in the model dtype; pre float32 [n, S] (V4.1), None where each half has its own (V4). pools: entries and index keys that
     later layers read, by lane buffer name, [rows, C]. picked: per chunk (index int32, present bool) [chunk, k] of the newest index
-    source, None before one; candidates: per chunk a mask [chunk, rows], or None.
+    source, None before one; candidates: per chunk the best blocks of the candidate source, likewise.
     """
 
     h: mx.array
     pre: mx.array | None
     pools: dict[str, mx.array] = field(default_factory=dict)
     picked: list[tuple[mx.array, mx.array] | None] = field(default_factory=list)
-    candidates: list[mx.array | None] = field(default_factory=list)
+    candidates: list[tuple[mx.array, mx.array] | None] = field(default_factory=list)
 
     def arrays(self) -> dict[str, mx.array]:
         """Everything by name, as `load` takes it."""
         out = {"h": self.h} | ({} if self.pre is None else {"pre": self.pre}) | {f"pools/{name}": a for name, a in self.pools.items()}
-        for c, found in enumerate(self.picked):
-            out |= {} if found is None else {f"index/{c}": found[0], f"present/{c}": found[1]}
-        return out | {f"candidates/{c}": mask for c, mask in enumerate(self.candidates) if mask is not None}
+        for kind, lists in (("picked", self.picked), ("candidates", self.candidates)):
+            for c, found in enumerate(lists):
+                out |= {} if found is None else {f"{kind}.index/{c}": found[0], f"{kind}.present/{c}": found[1]}
+        return out
 
     def save(self, path: Path) -> None:
         """Write it as one safetensors file."""
@@ -67,8 +68,10 @@ class Stream:
         mx.eval(list(arrays.values()))
         chunks = range(int(meta["chunks"]))
         pools = {name.removeprefix("pools/"): a for name, a in arrays.items() if name.startswith("pools/")}
-        picked = [(arrays[f"index/{c}"], arrays[f"present/{c}"]) if f"index/{c}" in arrays else None for c in chunks]
-        return cls(arrays["h"], arrays.get("pre"), pools, picked, [arrays.get(f"candidates/{c}") for c in chunks])
+        lists = lambda kind: [
+            (arrays[f"{kind}.index/{c}"], arrays[f"{kind}.present/{c}"]) if f"{kind}.index/{c}" in arrays else None for c in chunks
+        ]
+        return cls(arrays["h"], arrays.get("pre"), pools, lists("picked"), lists("candidates"))
 
 
 @dataclass
@@ -137,7 +140,7 @@ class LayerWalk:
                     x = self._add_table(reader, layer, rows, ids, part, x)
                 streams = self._trunk._layer(layer, lane, rows, (x, None if stream.pre is None else stream.pre[part], None, None, None))
                 done = [a for a in (settle(streams), streams[1]) if a is not None]
-                mx.eval(done, lane.arrays(), *(rows.picked or ()), *(() if rows.candidates is None else (rows.candidates,)))
+                mx.eval(done, lane.arrays(), *(rows.picked or ()), *(rows.candidates or ()))
                 h.append(done[0])
                 pre += done[1:]
                 picked.append(rows.picked)

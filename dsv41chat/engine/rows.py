@@ -16,7 +16,8 @@ from dsv41chat.engine.plan import RopeSpec
 class Rows:
     """n rows at absolute positions start, start + 1, ...; nothing here outlives the forward, above all no selection.
 
-    picked: (index, present) of the newest index source, into its owner's pool. candidates: mask of the candidate source.
+    picked: (index, present) of the newest index source, into its owner's pool. candidates: (index, present) of the
+    candidate source, of blocks of entries.
     image [n]: rows of an image span, None where the family has none. host: arrays are numpy's instead of MLX's.
     """
 
@@ -31,7 +32,7 @@ class Rows:
         self.tables = {spec: self.table(spec, self.positions) for spec in frequencies}
         self.image = None if image_id is None else self.array(ids == image_id)
         self.picked: tuple[Any, Any] | None = None
-        self.candidates: Any = None
+        self.candidates: tuple[Any, Any] | None = None
         self._lengths: dict[int, Any] = {}
 
     def array(self, a: np.ndarray) -> Any:

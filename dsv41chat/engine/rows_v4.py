@@ -15,8 +15,6 @@ from dsv41chat.engine.rows import Rows
 SLOT_UNIT = 16
 # How often, in tokens, a key list may get wider; a step is at least SLOT_UNIT entries.
 _STEP_TOKENS = 256
-# Bounds the float32 keys [rows, slots, channels] of one tile; rows are independent, so the cut changes no bit.
-_TILE_BYTES = 256 * 2**20
 
 
 def slots_for(count: int) -> int:
@@ -41,6 +39,7 @@ class RowsV4(Rows):
 
     def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict, host: bool = False):
         super().__init__(ids, start, window, ring, frequencies, None, host)
+        self._places: dict[int, mx.array] = {}
         self._groups: dict[tuple[int, bool, int], list[GroupBlock]] = {}
         self._entry_tables: dict[tuple, tuple[mx.array, mx.array]] = {}
 
@@ -49,9 +48,11 @@ class RowsV4(Rows):
         """int32 [n]: the token ids, for routers that look them up."""
         return self.array(self.ids.astype(np.int32))
 
-    @cached_property
-    def position_ids(self) -> mx.array:
-        return self.array(self.positions.astype(np.int32))
+    def places(self, ratio: int) -> mx.array:
+        """int32 [n]: the place of each row in its group of `ratio` tokens."""
+        if ratio not in self._places:
+            self._places[ratio] = self.array((self.positions % ratio).astype(np.int32))
+        return self._places[ratio]
 
     def group_blocks(self, layer: LayerPlan, capacity: int) -> list[GroupBlock]:
         """Blocks of at most ring - W rows for a raw ring of `capacity` slots, which then still holds every open group."""
@@ -81,7 +82,7 @@ class RowsV4(Rows):
             self._entry_tables[key] = self.table(layer.rope, self.entry_positions(first, last - first, layer.ratio))
         return self._entry_tables[key]
 
-    def tiles(self, part: slice, ratio: int, most: int | None, channels: int) -> list[tuple[slice, int]]:
+    def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:
         """(rows, entry slots) of attention tiles inside `part`: all rows of a tile have key lists of one width.
 
         The width follows from a row's own position: its visible entries in steps, at most `most` (None: no limit). So a row's
@@ -94,9 +95,7 @@ class RowsV4(Rows):
         out, a = [], 0
         while a < len(widths):
             width = int(widths[a])
-            room = max(1, _TILE_BYTES // (4 * channels * (self.window + width)))
-            same = a + int(np.argmin(np.append(widths[a:] == width, False)))
-            b = min(same, a + room)
+            b = a + int(np.argmin(np.append(widths[a:] == width, False)))
             out.append((slice(part.start + a, part.start + b), width))
             a = b
         return out

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from dsv41chat.engine.lane import Lane
 
@@ -26,6 +27,11 @@ class Trial:
     taps: mx.array | None
     streams: mx.array
     pre: mx.array | None
+
+    @classmethod
+    def of(cls, start: int, count: int, logits: Any, taps: Any, streams: Any, pre: Any) -> Trial:
+        """From the arrays of a forward, MLX's or numpy's."""
+        return cls(start, count, *(mx.array(a) if isinstance(a, np.ndarray) else a for a in (logits, taps, streams, pre)))
 
     def arrays(self) -> list[mx.array]:
         """What is computed with the forward. Taps are left to the drafter that reads them: while it is parked nobody does."""

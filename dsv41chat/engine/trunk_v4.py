@@ -19,7 +19,7 @@ from dsv41chat.engine.kernels.routes import KernelRoutes
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention_v4 import AttentionV4
 from dsv41chat.engine.nn.halves import Halves
-from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead, Streams, settle
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead, Streams, mean_of_streams, settle
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe_v4 import MoEV4
 from dsv41chat.engine.ops import norm, rope
@@ -126,8 +126,7 @@ class TrunkV4:
         if want_taps and not self.tap_layers:
             taps.append(h.reshape(len(ids), -1))
         logits = self.logits(h[logits_from:]) if logits_from is not None else None
-        found = logits, rows.concatenate(taps, -1) if taps else None, h
-        return Trial(start, len(ids), *(mx.array(a) if isinstance(a, np.ndarray) else a for a in found), None)
+        return Trial.of(start, len(ids), logits, rows.concatenate(taps, -1) if taps else None, h, None)
 
     def begin(self, ids: mx.array) -> mx.array:
         """ids [n] -> the streams [n, S, D] that enter the first layer, all alike."""
@@ -139,7 +138,7 @@ class TrunkV4:
 
     def tap(self, h: mx.array) -> mx.array:
         """The mean over the streams, [n, D]."""
-        return mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype)
+        return mean_of_streams(h)
 
     def _layer(self, layer: LayerV4, lane: Lane, rows: RowsV4, streams: Streams) -> Streams:
         """Each half collapses the streams that enter it with its own `pre`, and spreads its output over the same streams."""

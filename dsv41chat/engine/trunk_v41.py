@@ -24,7 +24,7 @@ from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention import Attention
 from dsv41chat.engine.nn.engram import Engram
 from dsv41chat.engine.nn.halves import Halves
-from dsv41chat.engine.nn.hyper_connection import HyperConnection, Streams, settle
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, Streams, mean_of_streams, settle
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe import MoE
 from dsv41chat.engine.ops.hyper import collapse
@@ -156,8 +156,7 @@ class TrunkV41:
             self.routes.set_running(layer.plan.index, streams)
         h, pre = self.settle(*streams), streams[1]
         logits = self.logits(h[logits_from:], pre[logits_from:]) if logits_from is not None else None
-        found = logits, rows.concatenate(taps, -1) if taps else None, h, pre
-        return Trial(rows.start, len(ids), *(mx.array(a) if isinstance(a, np.ndarray) else a for a in found))
+        return Trial.of(rows.start, len(ids), logits, rows.concatenate(taps, -1) if taps else None, h, pre)
 
     def begin(self, ids: mx.array) -> tuple[mx.array, mx.array]:
         """ids [n] -> the streams [n, S, D] that enter the first layer, all alike, and the coefficients that take the first of them."""
@@ -171,7 +170,7 @@ class TrunkV41:
 
     def tap(self, h: mx.array) -> mx.array:
         """The mean over the streams, [n, D]."""
-        return mx.mean(h.astype(mx.float32), axis=1).astype(self.dtype)
+        return mean_of_streams(h)
 
     def _layer(self, layer: Layer, lane: Lane, rows: Rows, streams: Streams) -> Streams:
         """Staggered: each half collapses with the `pre` of the half before it, and spreads with its own `post` and `comb`."""

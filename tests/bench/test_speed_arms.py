@@ -12,7 +12,7 @@ import pytest
 from dsv41chat import cli
 from dsv41chat.bench import arms, decode, ops, prefill, shapes, verify_cost
 from dsv41chat.engine.engine import open_engine
-from dsv41chat.engine.kernels.compiled import Graph
+from dsv41chat.engine.kernels.compiled import Graph, as_graphs
 from dsv41chat.engine.pack.build import arrays_of, build_trunk, open_pack, outline_trunk
 
 
@@ -83,6 +83,16 @@ def test_primitives_are_counted_from_the_graph():
 def test_compiled_blocks_cut_the_graph(tmp_path):
     found = run(ops, tmp_path, "--shape", "nano", "--bits", "32", "--dtype", "float32", "--context", "64")["counts"]
     assert found["nano, compiled"]["mean_per_layer"] < 0.6 * found["nano, stock"]["mean_per_layer"]
+
+
+@pytest.mark.parametrize("shape", ["v41", "v4"])
+def test_a_release_layer_stays_within_its_primitives(shape):
+    """spec: performance, P4: at most 350 with compiled blocks. The first layers have every kind but what a closed group adds."""
+    trunk = outline_trunk(shapes.outline_pack(shape, layers=9, experts=8), dtype=mx.bfloat16, packed=True)
+    mx.eval(arrays_of(trunk))
+    as_graphs(trunk)
+    found = ops.count(trunk, 512, ops.LIMIT_COMPILED)
+    assert found["mean_per_layer"] <= found["limit"] == 350, found["first_layers"]
 
 
 def test_a_compiled_operation_is_traced_once_per_shape():

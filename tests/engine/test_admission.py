@@ -120,7 +120,7 @@ def test_nothing_is_read_before_admission(tmp_path, monkeypatch):
 def test_the_suggested_context_is_admitted_and_used():
     """Under a limit the whole context does not fit; the hint names one that does, and the engine holds it."""
     pack = open_pack(embedded_pack())
-    plan = plan_memory(pack)
+    plan = plan_memory(pack, routes="auto")
     tight = cramped(plan.resident + plan.scratch + plan.state(5000))
     with pytest.raises(DoesNotFit) as refused:
         open_engine(embedded_pack(), context=8192, machine=tight)

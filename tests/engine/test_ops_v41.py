@@ -12,7 +12,7 @@ from dsv41chat.engine.engram.token_map import derive_token_map
 from dsv41chat.engine.ops.fakequant import fp4_e4m3, fp4_ue8m0, fp8_ue8m0
 from dsv41chat.engine.ops.norm import rms
 from dsv41chat.engine.ops.rope import inverse_frequencies
-from dsv41chat.engine.ops.select import NEG, ascending, best_mask, candidate_mask, first_visible
+from dsv41chat.engine.ops.select import NEG, ascending, best_blocks, best_mask, first_visible, inside_blocks
 from dsv41chat.engine.plan import RopeSpec
 from tests.release_tokenizer import release_bytes
 from tests.v41 import golden
@@ -89,5 +89,10 @@ def test_everything_visible_is_what_scoring_would_pick():
 
 def test_the_newest_block_is_always_a_candidate():
     score = mx.array([[9.0, 9, 8, 8, 7, 7, 0, NEG]])
-    assert candidate_mask(score, mx.array([[7]]), 2, 2).tolist() == [[True, True, False, False, False, False, True, True]]
-    assert not mx.any(candidate_mask(mx.full((1, 8), NEG), mx.array([[0]]), 2, 2)).item()
+    chosen = best_blocks(score, mx.array([[7]]), 2, 2)
+    assert [a.tolist() for a in chosen] == [[[0, 3]], [[True, True]]]
+    assert inside_blocks(score, chosen, 2).tolist() == [[9, 9, NEG, NEG, NEG, NEG, 0, NEG]]
+    none = best_blocks(mx.full((1, 8), NEG), mx.array([[0]]), 2, 2)
+    assert not mx.any(none[1]).item() and not mx.any(inside_blocks(score, none, 2) > NEG).item(), "an empty slot chooses nothing, not block 0"
+    few = best_blocks(score, mx.array([[7]]), 2, 9)
+    assert few[0].shape == (1, 4) and mx.array_equal(inside_blocks(score, few, 2), score).item()

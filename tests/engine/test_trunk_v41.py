@@ -209,12 +209,12 @@ def reuse_layers_ignore_the_shared_pool(p):
 
 
 def candidates_ignored(p):
-    p.setattr(indexer, "candidate_mask", lambda score, *rest: mx.ones(score.shape, dtype=mx.bool_))
+    p.setattr(indexer, "inside_blocks", lambda score, *rest: score)
 
 
 def newest_block_not_pinned(p):
-    pinned = indexer.candidate_mask
-    p.setattr(indexer, "candidate_mask", lambda score, length, block, blocks: pinned(score, mx.zeros_like(length), block, blocks))
+    pinned = indexer.best_blocks
+    p.setattr(indexer, "best_blocks", lambda score, length, block, blocks: pinned(score, mx.zeros_like(length), block, blocks))
 
 
 def sees_the_open_group(p):

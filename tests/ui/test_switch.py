@@ -80,7 +80,7 @@ def test_a_build_that_does_not_fit(program, v4, monkeypatch):
 
 def test_under_a_cgroup_limit_the_suggested_context_runs(program, monkeypatch, tmp_path):
     """Exit 5 names a context; with it the same command answers, and the menu has shown it beforehand."""
-    plan, read = plan_memory(open_pack(embedded_pack())), engine.read_machine
+    plan, read = plan_memory(open_pack(embedded_pack()), routes="auto"), engine.read_machine
     used = 2 * 10**9 - plan.resident - plan.scratch - int(plan.state(5000))
     limits = {"memory.max": 2 * 10**9, "memory.current": used}
     files = {"proc/self/cgroup": "0::/job\n"} | {f"sys/fs/cgroup/job/{name}": f"{value}\n" for name, value in limits.items()}

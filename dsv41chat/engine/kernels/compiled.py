@@ -58,8 +58,6 @@ class Graph:
 
 
 def _build(site: Site) -> Callable:
-    if site.op == "pool" and site.owner.layer.overlap:
-        raise Declined("its first group is another graph")
     if site.op == "experts" and isinstance(getattr(site.owner.w1, "stock", site.owner.w1), Exl3ExpertLinear):
         raise Declined("the picks of trellis-coded experts are read while it runs")
     return Graph(site.stock)

@@ -27,13 +27,13 @@ from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec, PairMatvec, narrowed
 from dsv41chat.engine.kernels.prompt import SortedExperts
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
-from dsv41chat.engine.kernels.sites import Site, bare
+from dsv41chat.engine.kernels.sites import Site, bare, sites, values
 from dsv41chat.engine.kernels.tensor import DecodedProduct, TensorMatvec, TileExperts
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
 from dsv41chat.engine.nn.indexer_v4 import IndexerV4
-from dsv41chat.engine.nn.linear import ExpertLinear, QuantizedExpertLinear, QuantizedGroupedLinear, QuantizedLinear
+from dsv41chat.engine.nn.linear import ExpertLinear, Linear, QuantizedExpertLinear, QuantizedGroupedLinear, QuantizedLinear
 from dsv41chat.engine.ops import norm, rope
 from dsv41chat.engine.ops.route import swiglu
 from dsv41chat.engine.rows_v4 import slots_for
@@ -67,6 +67,7 @@ def gpu_route(dialect: str, backend: Backend, missing: Callable[[], str | None],
         check_rows=_CHECK_ROWS[dialect],
         joins=backend.lazy,
         prepare=lambda found: _prepare(backend, found),
+        copies=narrowed_bytes,
     )
 
 
@@ -84,6 +85,13 @@ def _prepare(backend: Backend, found: list[Site]) -> None:
             except (Declined, RouteUnavailable):
                 continue
     _finish_gaps.clear()
+
+
+def narrowed_bytes(modules: list[Any], trunk: Any) -> int:
+    """Bytes of the bfloat16 copies of float32 matrices, of compressors and routers, if their values allow them all."""
+    found = [s.owner for s in sites(modules, trunk) if s.op in ("raw_rows", "router")] if trunk.dtype == mx.bfloat16 else []
+    parts = {id(m): m for o in found for name in ("wkv", "wgate", "gate") if isinstance(m := bare(getattr(o, name, None)), Linear)}
+    return sum(2 * values(m) for m in parts.values() if m.weight.dtype == mx.float32)
 
 
 def text_digest(dialect: str) -> str:

@@ -22,6 +22,7 @@ from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.errors import RouteUnavailable
 from dsv41chat.engine.kernels import joined
 from dsv41chat.engine.kernels.sites import INNER, Routed, Site, sites
+from dsv41chat.engine.kernels.verdicts import Verdicts
 
 _log = logging.getLogger(__name__)
 STOCK = "stock"
@@ -46,8 +47,8 @@ class Route:
     bits. Whole numbers and booleans must be equal. missing: what this machine lacks, None if nothing. rows_alike: whether a row's
     bits are the same in calls of any width, as the stock operations of the CPU have it. identity: what else its bits depend on.
     auto_on: devices where `auto` considers it, None for all of its own. reference: what it is compared with; the stock operation as it
-    is, or in float32. check_rows: of the calls that are compared. suits: why it is not for a trunk, None if it is. copies: bytes of the
-    copies of weights that it keeps beside those of a trunk. joins: the halves of a layer become compiled graphs of its kernels
+    is, or in float32. check_rows: of the calls that are compared. suits: why it is not for a trunk, None if it is. copies: bytes
+    that it keeps beside the weights of some modules and their trunk. joins: the halves of a layer become compiled graphs of its kernels
     (`kernels.joined`). prepare: called with one site of each key before they are built, to compile side by side what they will need.
 
     host: its builders return numpy arrays and take either kind. Then nothing but numpy arrays passes between the operations of a trunk,
@@ -66,7 +67,7 @@ class Route:
     check_rows: tuple[int, ...] = CHECK_ROWS
     suits: Callable[[Any], str | None] = lambda trunk: None
     host: bool = False
-    copies: Callable[[Any], int] = lambda trunk: 0
+    copies: Callable[[list[Any], Any], int] = lambda modules, trunk: 0
     joins: bool = False
     prepare: Callable[[list[Site]], None] = lambda found: None
 
@@ -81,7 +82,7 @@ class Route:
 class Choice:
     """What computes the sites of one key. error: the worst relative distance to stock. reason: why another route is not here.
 
-    alike: whether a row had the same bits in calls of several widths.
+    alike: whether a row had the same bits in calls of several widths. checked: the date of the check, None: at this opening.
     """
 
     op: str
@@ -91,6 +92,7 @@ class Choice:
     error: float | None = None
     reason: str | None = None
     alike: bool = True
+    checked: str | None = None
 
 
 @dataclass
@@ -124,12 +126,22 @@ class KernelRoutes:
             found.setdefault(c.op, {})[c.route] = None
         return {op: "+".join(routes) for op, routes in sorted(found.items())}
 
+    @property
+    def checked(self) -> str:
+        """In words, when the installed routes were compared with stock."""
+        mine = [c for c in self.choices if c.route != STOCK]
+        days = sorted({c.checked for c in mine if c.checked is not None})
+        if not days:
+            return "checked now"
+        now = sum(c.checked is None for c in mine)
+        return f"checked before on {' and '.join(days)}" + (f", {now} of {len(mine)} now" if now else "")
+
     def summary(self) -> list[str]:
         """Lines for `doctor` and `models info`."""
         names = ", ".join(self.names) or STOCK
         asked = f" (engine.routes = {self.wanted})"
         alike = "a row's bits do not depend on its call" if self.rows_alike else "prompt rows and decode rows differ in low bits"
-        lines = [f"{names}{asked}: {alike}"]
+        lines = [f"{names}{asked}: {alike}" + (f"; {self.checked}" if self.names else "")]
         for op, route in self.by_op().items():
             mine = [c for c in self.choices if c.op == op]
             errors = [c.error for c in mine if c.error is not None]
@@ -142,7 +154,8 @@ class KernelRoutes:
     def facts(self) -> dict[str, Any]:
         """For receipts."""
         reasons = {f"{c.op}, {c.key}": c.reason for c in self.choices if c.reason}
-        return {"wanted": self.wanted, "identity": self.identity, "rows_alike": self.rows_alike, "by_op": self.by_op(), "refused": reasons}
+        found = {"wanted": self.wanted, "identity": self.identity, "rows_alike": self.rows_alike, "by_op": self.by_op(), "refused": reasons}
+        return found | {"checked": self.checked if self.names else None}
 
 
 def known_routes() -> tuple[Route, ...]:
@@ -172,16 +185,20 @@ def preview(wanted: str = "auto", device: str | None = None) -> list[str]:
     return lines or [f"stock: there is no other route for {device}"]
 
 
-def copied_bytes(trunk: Any, wanted: str, device: str | None = None) -> int:
-    """Bytes that the routes of a trunk will keep beside its weights; the trunk may be an outline without values."""
+def copied_bytes(modules: list[Any], trunk: Any, wanted: str, device: str | None = None) -> int:
+    """Bytes that routes will keep beside the weights of a trunk and its drafter, which may be outlines without values."""
     device = device or device_kind()
     found = [r for r in known_routes() if r.takes(wanted, device)]
-    return sum(r.copies(trunk) for r in found if not (r.missing() or r.suits(trunk)))
+    return sum(r.copies(modules, trunk) for r in found if not (r.missing() or r.suits(trunk)))
 
 
-def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Route, ...] | None = None, device: str | None = None) -> KernelRoutes:
+def install(
+    module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Route, ...] | None = None, device: str | None = None,
+    verdicts: Verdicts | None = None,
+) -> KernelRoutes:  # fmt: skip
     """Choose, check and put in place the routes of a trunk or a drafter. routes: instead of the known ones; for tests.
 
+    verdicts: of earlier checks of this build; None: everything is checked.
     Raises RouteUnavailable when a demanded route cannot be installed; then everything is stock again.
     """
     device = device or device_kind()
@@ -193,7 +210,7 @@ def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Rout
     strict = wanted not in ("auto", STOCK)
     if strict and reasons[wanted]:
         raise RouteUnavailable(f"the route {wanted} cannot be used: {reasons[wanted]}", "engine.routes = auto takes what works here")
-    verdicts: dict[tuple[str, str], tuple[Route | None, float | None, str | None, bool]] = {}
+    decided: dict[tuple[str, str], Decision] = {}
     counts: dict[tuple[str, str], int] = {}
     placed: list[Site] = []
     found = list(sites(module, trunk))
@@ -206,35 +223,39 @@ def install(module: Any, trunk: Any, wanted: str = "auto", *, routes: tuple[Rout
                 continue
             key = site.op, site.key
             counts[key] = counts.get(key, 0) + 1
-            if key not in verdicts:
-                verdicts[key] = _decide(site, candidates, reasons, strict)
-            route = verdicts[key][0]
+            if key not in decided:
+                decided[key] = _decide(site, candidates, reasons, strict, verdicts)
+            route = decided[key].route
             if route is not None:
                 placed.append(site)
                 built = route.builders[site.op](site)
                 inside = module is not trunk or site.op in INNER
                 inner = _bridge(built, to_mlx, lambda a: a) if route.host and inside else built
                 setattr(site.owner, site.field, Routed(route.name, inner, site.stock, built if route.host else None))
-        host = module is trunk and any(route is not None and route.host for route, *_ in verdicts.values())
+        host = module is trunk and any(d.route is not None and d.route.host for d in decided.values())
         for site in found if host else ():
             if not isinstance(site.value, Routed) and site.op not in INNER:
                 placed.append(site)
                 setattr(site.owner, site.field, Routed(STOCK, _bridge(site.stock, to_host, to_mlx), site.stock))
-        if module is trunk and any(route is not None and route.joins for route, *_ in verdicts.values()):
+        if module is trunk and any(d.route is not None and d.route.joins for d in decided.values()):
             joined.join(trunk)
     except BaseException:
         remove(placed)
         raise
-    ahead = AHEAD if any(route is not None and route.joins for route, *_ in verdicts.values()) else 0
-    choices = [Choice(*key, r.name if r else STOCK, counts[key], error, why, alike) for key, (r, error, why, alike) in verdicts.items()]
+    ahead = AHEAD if any(d.route is not None and d.route.joins for d in decided.values()) else 0
+    if verdicts is not None:
+        verdicts.save()
+    choices = [
+        Choice(*key, d.route.name if d.route else STOCK, counts[key], d.error, d.reason, d.alike, d.checked) for key, d in decided.items()
+    ]
     used = [r for r in candidates if any(c.route == r.name for c in choices)]
     rows_alike = all(r.rows_alike for r in used) and all(c.alike for c in choices)
     return KernelRoutes(wanted, device, choices, rows_alike, _identity(choices, used), host, ahead)
 
 
-def extend(chosen: KernelRoutes, module: Any, trunk: Any) -> None:
+def extend(chosen: KernelRoutes, module: Any, trunk: Any, verdicts: Verdicts | None = None) -> None:
     """The same choice for more modules (a drafter) of the same engine; its sites are counted with the others."""
-    more = install(module, trunk, chosen.wanted, device=chosen.device)
+    more = install(module, trunk, chosen.wanted, device=chosen.device, verdicts=verdicts)
     chosen.choices += more.choices
     chosen.rows_alike &= more.rows_alike
 
@@ -290,10 +311,18 @@ def _demanded(name: str, routes: tuple[Route, ...], device: str) -> Route:
     raise RouteUnavailable(f"there is no route {name!r}", f"engine.routes is one of auto, {STOCK}, {', '.join(r.name for r in routes)}")
 
 
-def _decide(
-    site: Site, candidates: list[Route], reasons: dict[str, str | None], strict: bool
-) -> tuple[Route | None, float | None, str | None, bool]:
-    """(route or None, its distance, why a candidate is not here, whether rows are alike)."""
+@dataclass(frozen=True)
+class Decision:
+    """route: None for stock. The rest is as `Choice` has it."""
+
+    route: Route | None
+    error: float | None = None
+    reason: str | None = None
+    alike: bool = True
+    checked: str | None = None
+
+
+def _decide(site: Site, candidates: list[Route], reasons: dict[str, str | None], strict: bool, verdicts: Verdicts | None) -> Decision:
     why = None
     for route in candidates:
         if site.op not in route.builders:
@@ -301,6 +330,10 @@ def _decide(
         if reasons[route.name]:
             why = f"{route.name}: {reasons[route.name]}"
             continue
+        what = route.name, f"{route.identity()} within {route.tolerance[site.op]} of {route.check_rows}", site.op, site.key
+        known = verdicts.get(*what) if verdicts is not None else None
+        if known is not None:
+            return Decision(route, known.error, None, known.alike, known.checked)
         try:
             error, alike = _check(site, route)
         except Declined as reason:
@@ -312,8 +345,10 @@ def _decide(
             why = str(refusal)
             _log.warning("%s", refusal)
             continue
-        return route, error, None, alike
-    return None, None, why, True
+        if verdicts is not None:
+            verdicts.put(*what, error, alike)
+        return Decision(route, error, None, alike)
+    return Decision(None, reason=why)
 
 
 def _check(site: Site, route: Route) -> tuple[float, bool]:

@@ -283,9 +283,7 @@ def _inputs(site: Site, n: int, rng: np.random.Generator) -> tuple:
     c, dtype, value, op = site.trunk.config, site.trunk.dtype, site.stock, site.op
     normal = lambda *shape: mx.array(rng.standard_normal(shape).astype(np.float32))
     positive = lambda *shape: mx.array(rng.random(shape).astype(np.float32) + 0.05)
-    chosen = lambda picks, total, rows: mx.array(
-        np.sort(np.stack([rng.permutation(total)[:picks] for _ in range(rows)]), axis=1).astype(np.int32)
-    )
+    chosen = lambda picks, total, rows: _chosen(rng, picks, total, rows)
     if op == "matrix" and isinstance(value, EXPERTS):
         picks = min(c.num_experts_per_tok, count(value))
         per_pick = picks if bare(getattr(site.owner, "w2", None)) is value else 1
@@ -342,6 +340,10 @@ def _inputs(site: Site, n: int, rng: np.random.Generator) -> tuple:
     return x, chosen(picks, total, n), positive(n, picks)
 
 
+def _chosen(rng: np.random.Generator, picks: int, total: int, rows: int) -> mx.array:
+    return mx.array(np.sort(np.stack([rng.permutation(total)[:picks] for _ in range(rows)]), axis=1).astype(np.int32))
+
+
 def _table(site: Site, n: int, rng: np.random.Generator) -> tuple[mx.array, mx.array]:
     phase = rng.random((n, site.trunk.config.qk_rope_head_dim // 2)) * 6
     return mx.array(np.cos(phase).astype(np.float32)), mx.array(np.sin(phase).astype(np.float32))
@@ -367,10 +369,10 @@ def _entry_inputs(site: Site, n: int, rng: np.random.Generator, normal: Callable
     x = normal(n, c.hidden_size).astype(dtype)
     newer = isinstance(owner, CompressorV4)
     if op == "raw_rows":
-        return (x, mx.array(np.arange(5, 5 + n, dtype=np.int32))) if newer else (x,)
+        return (x, mx.array((np.arange(5, 5 + n) % owner.layer.ratio).astype(np.int32))) if newer else (x,)
     if op == "pool":
         group = normal(n * owner.layer.ratio, 2, outputs(bare(owner.wkv)))
-        return (group, 0) if newer else (group,)
+        return (group, True) if newer else (group,)
     if op == "entries":
         channels = outputs(bare(owner.wkv)) // (2 if owner.layer.overlap else 1)
         return normal(n, channels).astype(dtype), _table(site, n, rng)
@@ -380,4 +382,8 @@ def _entry_inputs(site: Site, n: int, rng: np.random.Generator, normal: Callable
         return (length, 64) if isinstance(owner, AttentionV4) else (length,)
     total = -(-2 * c.index_topk // owner.block) * owner.block
     score = mx.where(mx.arange(total)[None] < length, normal(n, total), -float("inf"))
-    return (score, length) if op == "candidates" else (score, mx.array(rng.random((n, total)) < 0.5))
+    if op == "candidates":
+        return score, length
+    blocks = total // owner.block
+    slots = min(owner.blocks, blocks)
+    return score, (_chosen(rng, slots, blocks, n), mx.array(rng.random((n, slots)) < 0.8))

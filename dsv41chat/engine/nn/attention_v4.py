@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,9 +14,13 @@ from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.indexer_v4 import IndexerV4
 from dsv41chat.engine.ops import attend, fakequant, select
+from dsv41chat.engine.ops.blocks import after, row_blocks
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows_v4 import RowsV4
+
+# Bytes per entry of a row's list: index and presence, and what they are made from.
+_LIST_BYTES = 16
 
 
 @dataclass
@@ -46,35 +50,36 @@ class AttentionV4:
         row that closes a group sees it."""
         if self.compressor is not None:
             self.compressor(lane, rows, x)
-        picked = None
-        if self.indexer is not None:
-            picked = self.indexer(lane, rows, x, qr)
-        elif self.layer.ratio:
-            picked = self.all_visible(rows)
+        picked = None if self.indexer is None else self.indexer(lane, rows, x, qr)
         return self._attend(lane, rows, q, kv, picked)
-
-    def all_visible(self, rows: RowsV4) -> tuple[mx.array, mx.array]:
-        """(index, present) of a layer without an indexer, wide enough for the last row."""
-        width = max(width for _, width in rows.tiles(slice(rows.n - 1, rows.n), self.layer.ratio, None, self.weights.head_dim))
-        return self.visible(rows.length(self.layer.ratio), width)
 
     def visible(self, length: mx.array, width: int) -> tuple[mx.array, mx.array]:
         """(index, present), each [n, width], of all entries that the rows see."""
         return select.first_visible(length, width)
 
     def _attend(self, lane: Lane, rows: RowsV4, q: mx.array, kv: mx.array, picked) -> mx.array:
-        name, ratio, w, out = f"window.{self.layer.index}", self.layer.ratio, self.weights, []
+        name, out = f"window.{self.layer.index}", []
         cos, sin = rows.tables[self.layer.rope]
-        most = self.indexer.topk if self.indexer is not None else None
         for part, write, slots, present in rows.blocks:
             lane.write(name, write, kv[part])
-            for tile, width in rows.tiles(part, ratio, most, w.head_dim):
-                local = slice(tile.start - part.start, tile.stop - part.start)
+            for cut, width in self._cuts(rows, part, picked is None):
+                last, local = out[-1:], slice(cut.start - part.start, cut.stop - part.start)
                 chosen = (None, None, None)
-                if width:
-                    chosen = lane.buffers[f"pool.{self.layer.index}"], picked[0][tile, :width], picked[1][tile, :width]
-                out.append(self.gathered(q[tile], (cos[tile], sin[tile]), lane.buffers[name], slots[local], present[local], *chosen))
+                if width and picked is None:
+                    chosen = lane.buffers[f"pool.{self.layer.index}"], *self.visible(after(rows.length(self.layer.ratio)[cut], *last), width)
+                elif width:
+                    chosen = lane.buffers[f"pool.{self.layer.index}"], picked[0][cut, :width], picked[1][cut, :width]
+                window = lane.buffers[name], after(slots[local], *last), present[local]
+                out.append(self.gathered(after(q[cut], *last), (cos[cut], sin[cut]), *window, *chosen))
         return rows.concatenate(out)
+
+    def _cuts(self, rows: RowsV4, part: slice, everything: bool) -> Iterator[tuple[slice, int]]:
+        """(rows, entry slots) of calls of the core. everything: lists hold all that a row sees; they grow with the context, so they are made
+        for few rows at a time."""
+        most = self.indexer.topk if self.indexer is not None else None
+        for tile, width in rows.tiles(part, self.layer.ratio, most):
+            for cut in row_blocks(tile.stop - tile.start, _LIST_BYTES * width if everything else 0):
+                yield slice(tile.start + cut.start, tile.start + cut.stop), width
 
     def gathered(
         self, q: mx.array, table: tuple[mx.array, mx.array], window: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None,

@@ -52,21 +52,21 @@ class CompressorV4:
         A block of rows is written to the ring before its groups are read, each whole and in one expression, so a group has the
         same bits whichever calls brought its rows.
         """
-        raw = self.raw_rows(x, rows.position_ids)
+        raw = self.raw_rows(x, rows.places(self.layer.ratio))
         for block in rows.group_blocks(self.layer, lane.specs[self.raw].rows):
             lane.write(self.raw, block.write, raw[block.part])
             if block.read is not None:
-                lane.append(self.entries, block.first, self.finish(self.pool(lane.buffers[self.raw][block.read], block.first), rows, block))
+                lane.append(self.entries, block.first, self.finish(self.pool(lane.buffers[self.raw][block.read], block.first == 0), rows, block))
 
-    def raw_rows(self, x: mx.array, positions: mx.array) -> mx.array:
-        """x [n, D], positions int32 [n] -> value and gate rows float32 [n, 2, width]."""
+    def raw_rows(self, x: mx.array, places: mx.array) -> mx.array:
+        """x [n, D], places int32 [n] of the rows in their groups -> value and gate rows float32 [n, 2, width]."""
         y = x.astype(mx.float32)
-        return pool.raw_rows(self.wkv(y), self.wgate(y), self.ape, positions)
+        return pool.raw_rows(self.wkv(y), self.wgate(y), self.ape, places)
 
-    def pool(self, group_rows: mx.array, first: int) -> mx.array:
-        """Raw rows of whole groups -> [groups, width] in the model dtype; group `first` is the first that is emitted."""
+    def pool(self, group_rows: mx.array, begins: bool) -> mx.array:
+        """Raw rows of whole groups -> [groups, width] in the model dtype. begins: with group 0; else one that overlaps only lends its rows."""
         if self.layer.overlap:
-            return pool.pool_overlapping(group_rows, self.layer.ratio, first == 0).astype(self.dtype)
+            return pool.pool_overlapping(group_rows, self.layer.ratio, begins).astype(self.dtype)
         return pool.pool_groups(group_rows, self.layer.ratio).astype(self.dtype)
 
     def finish(self, pooled: mx.array, rows: RowsV4, block) -> mx.array:

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from dsv41chat.engine.config import V41Config
 from dsv41chat.engine.config_v4 import V4Config
+from dsv41chat.engine.nn.linear import columns
 from dsv41chat.engine.ops import hyper, norm
 from dsv41chat.engine.pack.source import WeightSource
 
@@ -35,7 +36,7 @@ class HyperConnection:
 
     def __call__(self, h: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """h [n, S, D] -> pre [n, S], post [n, S], comb [n, S, S], float32."""
-        return hyper.mixes(h, self.fn, self.base, self.columns, iterations=self.iterations, eps=self.eps, norm_eps=self.norm_eps)
+        return hyper.mixes(h, columns(self, "fn"), self.base, self.columns, iterations=self.iterations, eps=self.eps, norm_eps=self.norm_eps)
 
 
 # The streams between two sublayers: h [n, S, D], pre [n, S] of the sublayer before, and what has yet to be spread over h, its output
@@ -59,6 +60,11 @@ def settle(streams: Streams) -> mx.array:
     return h if y is None else hyper.expand(y, h, post, comb)
 
 
+def mean_of_streams(h: mx.array) -> mx.array:
+    """h [n, S, D] -> [n, D] in h's dtype, what drafters read of a layer."""
+    return mx.mean(h.astype(mx.float32), axis=1).astype(h.dtype)
+
+
 @dataclass
 class HyperHead:
     """Collapses the streams before the final norm; no Sinkhorn, one scale."""
@@ -76,5 +82,5 @@ class HyperHead:
 
     def __call__(self, h: mx.array) -> mx.array:
         """h [n, S, D] -> [n, D] in h's dtype."""
-        weights = hyper.head_weights(h, self.fn, self.base, self.scale, eps=self.eps, norm_eps=self.norm_eps)
+        weights = hyper.head_weights(h, columns(self, "fn"), self.base, self.scale, eps=self.eps, norm_eps=self.norm_eps)
         return hyper.collapse(h, weights)

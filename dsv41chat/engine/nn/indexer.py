@@ -11,15 +11,13 @@ from dsv41chat.engine.config import V41Config
 from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
 from dsv41chat.engine.ops.attend import index_scores
+from dsv41chat.engine.ops.blocks import after, row_blocks
 from dsv41chat.engine.ops.fakequant import fp4_ue8m0
 from dsv41chat.engine.ops.rope import rotate
-from dsv41chat.engine.ops.select import NEG, ascending, best_mask, candidate_mask, first_visible
+from dsv41chat.engine.ops.select import CHOICE_BYTES, ascending, best_blocks, best_mask, first_visible, inside_blocks
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows import Rows
-
-# Bounds the float32 score tile [rows, heads, keys] of one block; rows are independent, so the cut changes no bit.
-_TILE_BYTES = 256 * 2**20
 
 
 @dataclass
@@ -55,19 +53,18 @@ class Indexer:
             return
         q, weight = self.queries(x, qr, rows.tables[self.layer.rope])
         keys = self.keys(lane)
-        step = max(1, _TILE_BYTES // (4 * self.heads * keys.shape[0]))
-        picked, masks = [], []
-        for a in range(0, rows.n, step):
-            part = slice(a, a + step)
-            score = self.score(q[part], weight[part], keys, length[part])
+        picked, blocks = [], []
+        for part in row_blocks(rows.n, CHOICE_BYTES * keys.shape[0]):
+            done = [a for found in (*picked[-1:], *blocks[-1:]) for a in found]
+            score = self.score(after(q[part], *done), weight[part], keys, length[part])
             if self.layer.makes_candidates:
-                masks.append(self.candidates(score, length[part]))
+                blocks.append(self.candidates(score, length[part]))
             elif self.layer.uses_candidates and rows.candidates is not None:
-                score = self.among(score, rows.candidates[part])
+                score = self.among(score, tuple(a[part] for a in rows.candidates))
             picked.append(self.select(score))
         rows.picked = tuple(rows.concatenate(parts) for parts in zip(*picked))
-        if masks:
-            rows.candidates = rows.concatenate(masks)
+        if blocks:
+            rows.candidates = tuple(rows.concatenate(parts) for parts in zip(*blocks))
 
     def queries(self, x: mx.array, qr: mx.array, table) -> tuple[mx.array, mx.array]:
         """x [n, D], qr [n, q_rank] -> index queries [n, heads, head_dim] and the signed weights of their heads, float32 [n, heads]."""
@@ -79,13 +76,13 @@ class Indexer:
         """(index, present), each [n, topk], of rows that see at most topk entries: all of them."""
         return first_visible(length, self.topk)
 
-    def candidates(self, score: mx.array, length: mx.array) -> mx.array:
-        """score [n, T], length [n, 1] -> mask [n, T] of the entries in the best blocks."""
-        return candidate_mask(score, length, self.block, self.blocks)
+    def candidates(self, score: mx.array, length: mx.array) -> tuple[mx.array, mx.array]:
+        """score [n, T], length [n, 1] -> the best blocks, (index int32 [n, slots], present [n, slots])."""
+        return best_blocks(score, length, self.block, self.blocks)
 
-    def among(self, score: mx.array, mask: mx.array) -> mx.array:
-        """Scores outside the mask become -inf."""
-        return mx.where(mask, score, NEG)
+    def among(self, score: mx.array, chosen: tuple[mx.array, mx.array]) -> mx.array:
+        """Scores outside the chosen blocks become -inf."""
+        return inside_blocks(score, chosen, self.block)
 
     def select(self, score: mx.array) -> tuple[mx.array, mx.array]:
         """score float32 [n, T] -> (index int32 [n, topk] ascending, present [n, topk]) of the best entries."""

@@ -12,12 +12,10 @@ from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
 from dsv41chat.engine.ops import attend, fakequant, rope, select
+from dsv41chat.engine.ops.blocks import after, row_blocks
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows_v4 import RowsV4, slots_for
-
-# Bounds the float32 score tile [rows, heads, keys] of one block; rows are independent, so the cut changes no bit.
-_TILE_BYTES = 256 * 2**20
 
 
 @dataclass
@@ -54,10 +52,10 @@ class IndexerV4:
             return self.visible(length)
         q, weight = self.queries(x, qr, rows.tables[self.layer.rope])
         keys = lane.buffers[self.compressor.entries]
-        step, picked = max(1, _TILE_BYTES // (4 * self.heads * keys.shape[0])), []
-        for a in range(0, rows.n, step):
-            part = slice(a, a + step)
-            picked.append(self.select(self.score(q[part], weight[part], keys, length[part])))
+        picked = []
+        for part in row_blocks(rows.n, select.CHOICE_BYTES * keys.shape[0]):
+            done = picked[-1] if picked else ()
+            picked.append(self.select(self.score(after(q[part], *done), weight[part], keys, length[part])))
         return tuple(rows.concatenate(parts) for parts in zip(*picked))
 
     def queries(self, x: mx.array, qr: mx.array, table) -> tuple[mx.array, mx.array]:

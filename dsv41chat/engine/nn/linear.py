@@ -10,6 +10,19 @@ import numpy as np
 
 from dsv41chat.engine.ops.fakequant import fp8_ue8m0
 
+_COLUMNS = "_columns"
+
+
+def columns(module: object, name: str = "weight") -> mx.array:
+    """A module's matrix [..., out, in] seen as [..., in, out]: a view that is made once, so that it is no part of a step's graph."""
+    weight = getattr(module, name)
+    kept = module.__dict__.get(_COLUMNS)
+    if kept is None or kept[0] is not weight:
+        view = mx.swapaxes(weight, -1, -2)
+        mx.eval(view)
+        kept = module.__dict__[_COLUMNS] = weight, view
+    return kept[1]
+
 
 @dataclass
 class Linear:
@@ -19,7 +32,7 @@ class Linear:
     round_input: bool = False
 
     def __call__(self, x: mx.array) -> mx.array:
-        return (fp8_ue8m0(x) if self.round_input else x) @ self.weight.T
+        return (fp8_ue8m0(x) if self.round_input else x) @ columns(self)
 
 
 @dataclass
@@ -92,7 +105,7 @@ class GroupedLinear:
 
     def __call__(self, x: mx.array) -> mx.array:
         groups = self.weight.shape[0]
-        y = mx.swapaxes(x.reshape(x.shape[0], groups, -1), 0, 1) @ mx.swapaxes(self.weight, 1, 2)
+        y = mx.swapaxes(x.reshape(x.shape[0], groups, -1), 0, 1) @ columns(self)
         return mx.swapaxes(y, 0, 1).reshape(x.shape[0], -1)
 
 
@@ -120,7 +133,7 @@ class ExpertLinear:
 
     def __call__(self, x: mx.array, ids: mx.array) -> mx.array:
         x = fp8_ue8m0(x) if self.round_input else x
-        return mx.gather_mm(x.astype(self.weight.dtype), mx.swapaxes(self.weight, 1, 2), rows_of_picks(x, ids), ids).astype(self.dtype)
+        return mx.gather_mm(x.astype(self.weight.dtype), columns(self), rows_of_picks(x, ids), ids).astype(self.dtype)
 
 
 @dataclass

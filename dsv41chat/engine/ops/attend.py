@@ -7,7 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from dsv41chat.engine.ops.blocks import after, row_blocks
 from dsv41chat.engine.ops.select import NEG, counting
+
+# Keys of one tile of index scores; at fixed places, so that a row's tiles do not depend on its call.
+KEY_TILE = 4096
 
 
 def attend_rows(q: mx.array, keys: mx.array, keep_mask: mx.array, sink: mx.array, scale: float) -> mx.array:
@@ -27,12 +31,18 @@ def attend_rows(q: mx.array, keys: mx.array, keep_mask: mx.array, sink: mx.array
 
 def gather_and_attend(core: Callable, weights: Any, q, table, window, slots, present, pool, index, picked) -> mx.array:
     """`core` over window rows in the order of their slots, then pool rows in the order of their index; the weights turn q and its result."""
-    keys = window[slots]
-    if pool is not None:
-        keys = mx.concatenate([keys, pool[index]], axis=1)
-        present = mx.concatenate([present, picked], axis=1)
-    o = core(weights.turned(q, table), keys, present, weights.sink, weights.head_dim**-0.5)
-    return weights.turned_back(o, table, q.dtype)
+    entries = 0 if pool is None else index.shape[1]
+    parts = []
+    # A row's keys as they are stored and in float32.
+    for part in row_blocks(q.shape[0], 8 * (slots.shape[1] + entries) * window.shape[1]):
+        last = parts[-1] if parts else None
+        keys, keep, turn = window[after(slots[part], last)], present[part], (table[0][part], table[1][part])
+        if pool is not None:
+            keys = mx.concatenate([keys, pool[after(index[part], last)]], axis=1)
+            keep = mx.concatenate([keep, picked[part]], axis=1)
+        o = core(weights.turned(after(q[part], last), turn), keys, keep, weights.sink, weights.head_dim**-0.5)
+        parts.append(weights.turned_back(o, turn, q.dtype))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def index_scores(q: mx.array, weight: mx.array, keys: mx.array, length: mx.array) -> mx.array:
@@ -40,5 +50,14 @@ def index_scores(q: mx.array, weight: mx.array, keys: mx.array, length: mx.array
 
     q [n, H, C], weight float32 [n, H] (signed), keys [T, C], length int32 [n, 1] -> float32 [n, T].
     """
-    score = mx.maximum(q.astype(mx.float32) @ keys.astype(mx.float32).T[None], 0) * weight[..., None]
-    return mx.where(counting(keys.shape[0]) < length, mx.sum(score, axis=1), NEG)
+    total, last = keys.shape[0], None
+    wide, weight, rows = q.astype(mx.float32), weight[..., None], []
+    for part in row_blocks(q.shape[0], 4 * q.shape[1] * min(total, KEY_TILE)):
+        tiles = []
+        for a in range(0, total, KEY_TILE):
+            tile = after(keys if total <= KEY_TILE else keys[a : a + KEY_TILE], last).astype(mx.float32)
+            last = mx.sum(mx.maximum(wide[part] @ tile.T[None], 0) * weight[part], axis=1)
+            tiles.append(last)
+        rows.append(tiles[0] if len(tiles) == 1 else mx.concatenate(tiles, axis=1))
+    score = rows[0] if len(rows) == 1 else mx.concatenate(rows)
+    return mx.where(counting(total) < length, score, NEG)

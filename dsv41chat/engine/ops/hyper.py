@@ -8,15 +8,15 @@ from dsv41chat.engine.ops.norm import rms
 
 
 def mixes(
-    h: mx.array, fn: mx.array, base: mx.array, scale: mx.array, *, iterations: int, eps: float, norm_eps: float
+    h: mx.array, fn_columns: mx.array, base: mx.array, scale: mx.array, *, iterations: int, eps: float, norm_eps: float
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Coefficients of one sublayer from the streams that enter it.
 
-    h [n, S, D]; fn [2S + S*S, S*D], base [2S + S*S], scale [3], or `by_column` of it, float32. Returns pre [n, S], post [n, S] and
+    h [n, S, D]; fn_columns [S*D, 2S + S*S], base [2S + S*S], scale [3], or `by_column` of it, float32. Returns pre [n, S], post [n, S] and
     comb [n, S (summed), S], float32. `iterations` counts column passes; the last operation is a column normalisation.
     """
     n, s, _ = h.shape
-    m = rms(h.astype(mx.float32).reshape(n, -1), None, norm_eps) @ fn.T
+    m = rms(h.astype(mx.float32).reshape(n, -1), None, norm_eps) @ fn_columns
     m = m * (scale if scale.shape == base.shape else by_column(scale, s)) + base
     pre, post, comb = mx.split(m, [s, 2 * s], axis=-1)
     pre, post, comb = mx.sigmoid(pre) + eps, 2 * mx.sigmoid(post), comb.reshape(n, s, s)
@@ -37,9 +37,9 @@ def sinkhorn(comb: mx.array, iterations: int, eps: float) -> mx.array:
     return comb
 
 
-def head_weights(h: mx.array, fn: mx.array, base: mx.array, scale: mx.array, *, eps: float, norm_eps: float) -> mx.array:
-    """Coefficients of the last collapse of the V4 family: h [n, S, D]; fn [S, S*D], base [S], scale [1] -> float32 [n, S]."""
-    m = rms(h.astype(mx.float32).reshape(h.shape[0], -1), None, norm_eps) @ fn.T
+def head_weights(h: mx.array, fn_columns: mx.array, base: mx.array, scale: mx.array, *, eps: float, norm_eps: float) -> mx.array:
+    """Coefficients of the last collapse of the V4 family: h [n, S, D]; fn_columns [S*D, S], base [S], scale [1] -> float32 [n, S]."""
+    m = rms(h.astype(mx.float32).reshape(h.shape[0], -1), None, norm_eps) @ fn_columns
     return mx.sigmoid(m * scale + base) + eps
 
 

@@ -15,12 +15,12 @@ def pool_groups(rows: mx.array, ratio: int) -> mx.array:
     return mx.sum(mx.softmax(group[:, :, 1], axis=1, precise=True) * group[:, :, 0], axis=1)
 
 
-def raw_rows(value: mx.array, gate: mx.array, ape: mx.array, positions: mx.array) -> mx.array:
-    """value, gate float32 [n, C], ape [ratio, C], positions int32 [n] -> [n, 2, C] (value, gate plus its position's bias).
+def raw_rows(value: mx.array, gate: mx.array, ape: mx.array, places: mx.array) -> mx.array:
+    """value, gate float32 [n, C], ape [ratio, C], places int32 [n] in their groups -> [n, 2, C] (value, gate plus its place's bias).
 
     The bias follows the absolute position, so a row is the same wherever its call started.
     """
-    return mx.stack([value, gate + ape[positions % ape.shape[0]]], axis=1)
+    return mx.concatenate([value, gate + ape[places]], axis=-1).reshape(value.shape[0], 2, -1)
 
 
 def pool_overlapping(rows: mx.array, ratio: int, first: bool) -> mx.array:

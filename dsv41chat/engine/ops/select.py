@@ -13,11 +13,19 @@ import numpy as np
 
 NEG = -float("inf")
 _ABSENT = 2**30
+# The widest constant that is kept.
+_KEPT = 4096
+# Bytes per entry of a row while the best are chosen: the scores, their sorted copy, masks, counts and indices.
+CHOICE_BYTES = 24
+
+
+def counting(width: int) -> mx.array:
+    """int32 [1, width]: 0, 1, 2, ... A constant, so it is no part of a step's graph; long ones are made anew, nothing of them is kept."""
+    return _counting(width) if width <= _KEPT else mx.arange(width, dtype=mx.int32)[None]
 
 
 @lru_cache(maxsize=64)
-def counting(width: int) -> mx.array:
-    """int32 [1, width]: 0, 1, 2, ... A constant, so it is no part of a step's graph."""
+def _counting(width: int) -> mx.array:
     return mx.array(np.arange(width, dtype=np.int32)[None])
 
 
@@ -50,13 +58,23 @@ def first_visible(length: mx.array, k: int) -> tuple[mx.array, mx.array]:
     return mx.where(present, slots, 0), present
 
 
-def candidate_mask(score: mx.array, length: mx.array, block: int, blocks: int) -> mx.array:
-    """Entries of the `blocks` best blocks of each row.
+def best_blocks(score: mx.array, length: mx.array, block: int, blocks: int) -> tuple[mx.array, mx.array]:
+    """The `blocks` best blocks of each row: (index int32 [n, slots] ascending, present [n, slots]), slots of them or of all there are.
 
     score [n, T] with -inf where invisible, T a multiple of `block`; length [n, 1] visible entries. A block's score is its best
-    entry's; the block that holds the newest visible entry is always kept (none while length is 0).
+    entry's; the block that holds the newest visible entry is always kept (none while length is 0). A list and no mask, because it
+    outlives its call: a mask would grow with the context.
     """
-    n = score.shape[0]
-    top = mx.max(score.reshape(n, -1, block), axis=-1)
-    newest = (mx.arange(top.shape[1])[None] == (length - 1) // block) & (length > 0)
-    return mx.repeat(best_mask(mx.where(newest, float("inf"), top), blocks), block, axis=1)
+    top = mx.max(score.reshape(score.shape[0], -1, block), axis=-1)
+    newest = (counting(top.shape[1]) == (length - 1) // block) & (length > 0)
+    best = best_mask(mx.where(newest, float("inf"), top), blocks)
+    return ascending(best, min(blocks, top.shape[1]))
+
+
+def inside_blocks(score: mx.array, chosen: tuple[mx.array, mx.array], block: int) -> mx.array:
+    """score [n, T] with -inf outside the chosen blocks, `best_blocks` of the same rows."""
+    index, present = chosen
+    n, total = score.shape[0], score.shape[1] // block
+    # Slots without a block write behind the last one.
+    mask = mx.put_along_axis(mx.zeros((n, total + 1), dtype=mx.bool_), mx.where(present, index, total), mx.array(True), axis=1)
+    return mx.where(mask[:, :total, None], score.reshape(n, total, block), NEG).reshape(score.shape)

@@ -23,6 +23,7 @@ from dsv41chat.engine.engram.token_map import load_token_map
 from dsv41chat.engine.errors import Cancelled, PackIncomplete
 from dsv41chat.engine.events import Loading
 from dsv41chat.engine.kernels.routes import STOCK, extend, install
+from dsv41chat.engine.kernels.verdicts import Verdicts
 from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.pack.dialects import release_tensors
 from dsv41chat.engine.pack.drafter import DrafterFound, find_drafter
@@ -187,6 +188,7 @@ def build_trunk(
     cache_dir: Path | None = None,
     engram_settings: EngramSettings | None = None,
     facts: MutableMapping[str, str] | None = None,
+    recheck: bool = False,
     os_layer: PosixLayer | None = None,
     progress: Callable[[Loading], None] = lambda event: None,
     cancel: Callable[[], bool] = lambda: False,
@@ -196,7 +198,8 @@ def build_trunk(
     cache_quant, linear_input_fp8: the roundings of the V4.1 family. qat_sim: that of the V4 family.
     engram False leaves the tables out: only tests and goldens ask for that. packed None decides by device and size.
     routes: auto, stock or the name of one, `kernels.routes`; raises RouteUnavailable for one that is demanded and cannot be had.
-    engram_settings, facts, os_layer: as `EngramReader.open` takes them.
+    engram_settings, os_layer: as `EngramReader.open` takes them. facts: measured verdicts, of the tables' reads and of the routes.
+    recheck: compare the routes with stock again, whatever is known.
     """
     c = pack.config
     source = weight_source(pack, pack.expected, dtype=dtype, packed=packed, round_inputs=linear_input_fp8)
@@ -222,7 +225,10 @@ def build_trunk(
 
     try:
         trunk = _assemble(pack, source, cache_quant, qat_sim, hasher, tables, finish)
-        trunk.routes = install(trunk, trunk, routes)
+        rounds = {"cache_quant": cache_quant, "linear_input_fp8": linear_input_fp8, "qat_sim": qat_sim}
+        options = {"dtype": trunk.dtype, "packed": source.packed, **rounds}
+        known = None if facts is None or recheck else Verdicts(facts, pack.fingerprint, "trunk", options)
+        trunk.routes = install(trunk, trunk, routes, verdicts=known)
         return trunk
     except BaseException:
         if tables is not None:
@@ -266,21 +272,24 @@ def _assemble(
 
 
 def build_drafter(
-    pack: Pack, trunk: TrunkV41 | TrunkV4, *, rounded: bool, linear_input_fp8: bool = False, packed: bool | None = None
-) -> DraftModel | None:
+    pack: Pack, trunk: TrunkV41 | TrunkV4, *, rounded: bool, linear_input_fp8: bool = False, packed: bool | None = None,
+    facts: MutableMapping[str, str] | None = None,
+) -> DraftModel | None:  # fmt: skip
     """Materialise the pack's drafter on its trunk; None when it has none. rounded: whether the trunk rounds its window rows."""
     if pack.found.plan is None:
         return None
     source = weight_source(pack, pack.found.plan.expected, dtype=trunk.dtype, packed=packed, round_inputs=linear_input_fp8)
     model = load_draft_model(pack.found.plan, trunk, source, rounded)
     mx.eval(arrays_of(model))
-    extend(trunk.routes, model, trunk)
+    options = {"dtype": trunk.dtype, "rounded": rounded, "linear_input_fp8": linear_input_fp8, "packed": source.packed}
+    extend(trunk.routes, model, trunk, None if facts is None else Verdicts(facts, pack.fingerprint, "drafter", options))
     return model
 
 
 def arrays_of(module: object) -> list[mx.array]:
-    """Every array below a module; modules are plain dataclasses, alone or in sequences."""
+    """Every array below a module; modules are plain dataclasses, alone or in sequences. Views of them (`_...`) are none of their own."""
     if isinstance(module, mx.array):
         return [module]
-    children = module if isinstance(module, (list, tuple)) else getattr(module, "__dict__", {}).values()
+    named = getattr(module, "__dict__", {})
+    children = module if isinstance(module, (list, tuple)) else [value for name, value in named.items() if not name.startswith("_")]
     return [a for child in children for a in arrays_of(child)]

@@ -13,14 +13,12 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from dsv41chat.engine.kernels.dialect import Kernel, header, source
-from dsv41chat.engine.kernels.sites import Routed, sites
 from tests.engine.kernels.cases import cases
+from tests.engine.kernels.paper import BUILDS, Paper, call_every_kernel, on_paper, paper
 from tests.engine.kernels.test_dialect import DOUBLE
-from tests.engine.kernels.test_real_shapes import BUILDS, Paper, paper
 
 pytestmark = [pytest.mark.oracle, pytest.mark.skipif(importlib.util.find_spec("clang") is None, reason="needs the package libclang")]
 __all__ = ["paper"]
@@ -94,15 +92,10 @@ def test_the_cases():
     assert len(backend.programs) > 80 and not all_errors(backend)
 
 
-@pytest.mark.parametrize("paper", [(build, "metal") for build in BUILDS], indirect=True, ids=lambda way: " ".join(way[0]))
+@on_paper(*((build, "metal") for build in BUILDS))
 def test_the_releases(paper):
     trunk, backend, _ = paper
-    rng, seen = np.random.default_rng(0), set()
-    for site in sites(trunk, trunk):
-        if isinstance(site.value, Routed) and site.key not in seen:
-            seen.add(site.key)
-            for rows in (1, 8):
-                site.value.inner(*site.inputs(rows, rng))
+    call_every_kernel(trunk, (1, 8))
     assert not all_errors(backend)
 
 

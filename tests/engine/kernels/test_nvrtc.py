@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from dsv41chat.engine.kernels.nvrtc import library
-from dsv41chat.engine.kernels.sites import Routed, sites
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.nvrtc import compile_kernel
-from tests.engine.kernels.test_real_shapes import BUILDS, Paper, paper
+from tests.engine.kernels.paper import BUILDS, Paper, call_every_kernel, on_paper, paper
 
 pytestmark = [pytest.mark.oracle, pytest.mark.skipif(library() is None, reason="needs the package nvidia-cuda-nvrtc")]
 __all__ = ["paper"]
@@ -37,13 +35,8 @@ def test_the_cases(architecture):
     compiled(backend, architecture)
 
 
-@pytest.mark.parametrize("paper", [(build, "cuda") for build in BUILDS], indirect=True, ids=lambda way: " ".join(way[0]))
+@on_paper(*((build, "cuda") for build in BUILDS))
 def test_the_releases(paper):
     trunk, backend, _ = paper
-    rng, seen = np.random.default_rng(0), set()
-    for site in sites(trunk, trunk):
-        if isinstance(site.value, Routed) and site.key not in seen:
-            seen.add(site.key)
-            for rows in (1, 8, 40):
-                site.value.inner(*site.inputs(rows, rng))
+    call_every_kernel(trunk, (1, 8, 40))
     compiled(backend, "sm_90")

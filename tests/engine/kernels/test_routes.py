@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import mlx.core as mx
@@ -35,10 +36,14 @@ def put(route: Route, wanted: str = "auto"):
 
 
 def test_a_route_takes_the_place_of_the_operations_that_it_knows(ids):
-    t = put(made(ops=("matrix", "router", "experts")))
+    calls: Counter[str] = Counter()
+    count = lambda site: lambda *args, stock=site.stock: calls.update([site.op]) or stock(*args)
+    t = put(replace(made(), builders=dict.fromkeys(("matrix", "router", "experts"), count)))
     assert t.routes.names == ("other",) and t.routes.by_op() == {"experts": "other", "matrix": "other", "router": "other"}
-    assert isinstance(t.head, Routed) and isinstance(t.layers[0].moe.experts, Routed) and t.head.weight is not None
+    assert isinstance(t.head, Routed) and isinstance(t.layers[0].moe.experts, Routed) and t.head.weight is t.head.stock.weight
+    calls.clear()
     np.testing.assert_array_equal(run(t, ids), run(trunk(), ids))
+    assert calls["router"] == calls["experts"] == len(t.layers) and calls["matrix"] > 4 * len(t.layers), "the route computes, not stock"
     assert any("matrix: other, within 0.0e+00 of stock" in line for line in t.routes.summary())
 
 

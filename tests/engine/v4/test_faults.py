@@ -66,7 +66,7 @@ def overlap_lost_at_a_call_border(mp):
 @fault
 def ape_from_the_start_of_the_call(mp):
     original = pool.raw_rows
-    mp.setattr(pool, "raw_rows", lambda value, gate, ape, positions: original(value, gate, ape, positions - positions[0]))
+    mp.setattr(pool, "raw_rows", lambda value, gate, ape, places: original(value, gate, ape, (places - places[0]) % ape.shape[0]))
 
 
 @fault

@@ -23,6 +23,8 @@ from dsv41chat.engine.rows_v4 import slots_for
 
 # Bounds the copies of key rows and the scores of one block of rows.
 _BLOCK_BYTES = 8 << 20
+# Keys of one tile of index scores; at fixed places, so that a row's tiles do not depend on its call.
+_KEY_TILE = 4096
 
 
 def rotation(table: tuple[mx.array, mx.array]) -> np.ndarray:
@@ -57,8 +59,8 @@ class Projections:
     def __init__(self, site: Site, with_query: bool, with_latent: bool):
         w = self.w = site.owner
         self.rank = outputs(bare(w.wq_a)) if with_query else 0
-        parts = ([turned(bare(w.wq_a), site.trunk)] if with_query else []) + ([turned(bare(w.wkv), site.trunk)] if with_latent else [])
-        self.first = joined(*parts) if len(parts) > 1 else parts[0]
+        parts = ([bare(w.wq_a)] if with_query else []) + ([bare(w.wkv)] if with_latent else [])
+        self.first = joined(site.trunk, *parts) if len(parts) > 1 else turned(parts[0], site.trunk)
         self.second = turned(bare(w.wq_b), site.trunk) if with_query else None
         self.q_norm, self.kv_norm, self.rounding = host(w.q_norm), host(w.kv_norm), _rounding(w) if with_latent else None
 
@@ -154,11 +156,12 @@ def scores(site: Site) -> Callable:
         queries, rows, per_head = host(q), host(keys), host(weight)
         n, total = queries.shape[0], rows.shape[0]
         out = np.empty((n, total), np.float32)
-        # One product per row, so that a row's sums do not depend on how many rows there are.
+        # One product per row, so that a row's sums do not depend on how many rows there are; tiles of keys stay in the cache.
         for i in range(n):
-            score = np.matmul(queries[i], rows.T)
-            np.maximum(score, 0, out=score)
-            np.matmul(per_head[i : i + 1], score, out=out[i : i + 1])
+            for a in range(0, total, _KEY_TILE):
+                score = np.matmul(queries[i], rows[a : a + _KEY_TILE].T)
+                np.maximum(score, 0, out=score)
+                np.matmul(per_head[i : i + 1], score, out=out[i : i + 1, a : a + _KEY_TILE])
         np.copyto(out, -np.inf, where=np.arange(total) >= host(length))
         return out
 
@@ -185,16 +188,16 @@ def select(site: Site) -> Callable:
     k = owner.topk
 
     slots = slots_of(owner)
+    return lambda score: ascending(best(host(score), k), slots)
 
-    def call(score):
-        rows, columns = np.nonzero(best(host(score), k))
-        n = score.shape[0]
-        counts = np.bincount(rows, minlength=n)
-        index, present = np.zeros((n, slots), np.int32), np.arange(slots) < counts[:, None]
-        index[present] = columns
-        return index, present
 
-    return call
+def ascending(mask: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """As `ops.select.ascending`."""
+    rows, columns = np.nonzero(mask)
+    index = np.zeros((len(mask), slots), np.int32)
+    present = np.arange(slots) < np.bincount(rows, minlength=len(mask))[:, None]
+    index[present] = columns
+    return index, present
 
 
 def slots_of(owner: Any) -> int:
@@ -217,7 +220,7 @@ def visible(site: Site) -> Callable:
 def queries(site: Site) -> Callable:
     """Index queries and the weights of their heads."""
     owner = site.owner
-    wq_b, proj = turned(bare(owner.wq_b), site.trunk), filled(turned(bare(owner.weights_proj), site.trunk))
+    wq_b, proj = turned(bare(owner.wq_b), site.trunk), filled(bare(owner.weights_proj), site.trunk)
     mix = turned(bare(owner.mix), site.trunk) if isinstance(owner, IndexerV4) else None
     rounds = owner.qat_sim if isinstance(owner, IndexerV4) else owner.cache_quant
     factor = np.float32(owner.head_dim**-0.5 * owner.heads**-0.5)
@@ -234,34 +237,43 @@ def queries(site: Site) -> Callable:
 
 
 def candidates(site: Site) -> Callable:
-    """As `ops.select.candidate_mask`."""
+    """As `ops.select.best_blocks`."""
     block, blocks = site.owner.block, site.owner.blocks
 
     def call(score, length):
         s, seen = host(score), host(length)
         top = np.maximum.reduce(s.reshape(s.shape[0], -1, block), axis=-1)
         newest = (np.arange(top.shape[1]) == (seen - 1) // block) & (seen > 0)
-        return np.repeat(best(np.where(newest, np.float32(np.inf), top), blocks), block, axis=1)
+        return ascending(best(np.where(newest, np.float32(np.inf), top), blocks), min(blocks, top.shape[1]))
 
     return call
 
 
 def among(site: Site) -> Callable:
-    return lambda score, mask: np.where(host(mask), host(score), np.float32(-np.inf))
+    """As `ops.select.inside_blocks`."""
+    block = site.owner.block
+
+    def call(score, chosen):
+        s, (index, present) = host(score), map(host, chosen)
+        mask = np.zeros((s.shape[0], s.shape[1] // block), bool)
+        mask[np.nonzero(present)[0], index[present]] = True
+        return np.where(np.repeat(mask, block, axis=1), s, np.float32(-np.inf))
+
+    return call
 
 
 def raw_rows(site: Site) -> Callable:
     owner = site.owner
-    wkv = turned(bare(owner.wkv), site.trunk)
     if owner.wgate is None:
+        wkv = turned(bare(owner.wkv), site.trunk)
         return lambda x: multiply(host(x), wkv)
-    both = joined(wkv, turned(bare(owner.wgate), site.trunk))
+    both = joined(site.trunk, bare(owner.wkv), bare(owner.wgate))
     ape = host(owner.ape) if isinstance(owner, CompressorV4) else None
 
-    def call(x, positions=None):
+    def call(x, places=None):
         rows = multiply(host(x), both).reshape(x.shape[0], 2, -1)
         if ape is not None:
-            rows[:, 1] += ape[host(positions) % len(ape)]
+            rows[:, 1] += ape[host(places)]
         return rows
 
     return call
@@ -273,7 +285,7 @@ def pool(site: Site) -> Callable:
     if ratio == 1 or site.owner.layer.overlap:
         raise Declined("")
 
-    def call(group, first=0):
+    def call(group, begins=True):
         rows = host(group)
         rows = rows.reshape(rows.shape[0] // ratio, ratio, 2, -1)
         e = np.exp(rows[:, :, 1] - np.maximum.reduce(rows[:, :, 1], axis=1, keepdims=True))

@@ -20,7 +20,7 @@ def router(site: Site) -> Callable:
         raise Declined("the token id chooses the experts here")
     if moe.scoring != "sqrtsoftplus":
         raise Declined(f"scores by {moe.scoring}")
-    gate, bias, k, factor = filled(turned(bare(moe.gate), site.trunk)), host(moe.bias), moe.picks, np.float32(moe.factor)
+    gate, bias, k, factor = filled(bare(moe.gate), site.trunk), host(moe.bias), moe.picks, np.float32(moe.factor)
     bias_image = None if getattr(moe, "bias_image", None) is None else host(moe.bias_image)
     temperature = np.float32(moe.gate_temp) if isinstance(moe, MoE) else None
 
@@ -43,9 +43,9 @@ def router(site: Site) -> Callable:
 
 def experts(site: Site) -> Callable:
     moe = site.owner
-    up = joined(turned(bare(moe.w1), site.trunk), turned(bare(moe.w3), site.trunk))
+    up = joined(site.trunk, bare(moe.w1), bare(moe.w3))
     down = turned(bare(moe.w2), site.trunk)
-    shared_up = joined(turned(bare(moe.shared1), site.trunk), turned(bare(moe.shared3), site.trunk))
+    shared_up = joined(site.trunk, bare(moe.shared1), bare(moe.shared3))
     shared_down = turned(bare(moe.shared2), site.trunk)
     limit = np.float32(moe.limit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -16,9 +17,9 @@ from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead
 class Coefficients:
     """(streams [n, S, D]) -> pre [n, S], post [n, S], comb [n, S, S] of one sublayer."""
 
-    def __init__(self, module: HyperConnection):
+    def __init__(self, module: HyperConnection, trunk: Any):
         s = self.streams = round((1 + module.fn.shape[0]) ** 0.5) - 1
-        self.fn, self.width = padded(module.fn), module.fn.shape[0]
+        self.fn, self.width = filled(module, trunk, "fn"), module.fn.shape[0]
         scale = np.array(module.scale)
         self.scale = np.repeat(scale, [s, s, s * s])
         self.base, self.iterations, self.eps, self.norm_eps = np.array(module.base), module.iterations, np.float32(module.eps), module.norm_eps
@@ -46,11 +47,6 @@ class Coefficients:
         total = np.add.reduce(comb, axis=1, keepdims=True)
         total += self.eps
         comb /= total
-
-
-def padded(fn: mx.array) -> np.ndarray:
-    """fn [K, S * D] as [S * D, K], filled up."""
-    return filled(np.ascontiguousarray(host(fn).T))
 
 
 def scores(h: np.ndarray, fn: np.ndarray, eps: float) -> np.ndarray:
@@ -96,7 +92,7 @@ def collapse(h: np.ndarray, pre: np.ndarray) -> np.ndarray:
 def enter(site: Site) -> Callable:
     layer = site.owner
     into_attention = site.field == "into_attention"
-    mixed = Coefficients(bare(layer.attn_mix if into_attention else layer.ffn_mix))
+    mixed = Coefficients(bare(layer.attn_mix if into_attention else layer.ffn_mix), site.trunk)
     weight, eps = host(layer.attn_norm if into_attention else layer.ffn_norm), layer.eps
 
     def call(h, before, y, post, comb):
@@ -112,12 +108,12 @@ def enter(site: Site) -> Callable:
 
 def mix(site: Site) -> Callable:
     """For callers that collapse and spread themselves (drafters)."""
-    mixed = Coefficients(site.stock)
+    mixed = Coefficients(site.stock, site.trunk)
     return lambda h: mixed(host(h))
 
 
-def head_collapse(module: HyperHead) -> Callable[[np.ndarray], np.ndarray]:
-    fn, scale, base = padded(module.fn), np.array(module.scale), np.array(module.base)
+def head_collapse(module: HyperHead, trunk: Any) -> Callable[[np.ndarray], np.ndarray]:
+    fn, scale, base = filled(module, trunk, "fn"), np.array(module.scale), np.array(module.base)
 
     def call(streams: np.ndarray) -> np.ndarray:
         weights = sigmoid(scores(streams, fn, module.norm_eps)[:, : len(base)] * scale + base) + np.float32(module.eps)
@@ -127,7 +123,7 @@ def head_collapse(module: HyperHead) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def head_mix(site: Site) -> Callable:
-    collapsed = head_collapse(site.stock)
+    collapsed = head_collapse(site.stock, site.trunk)
     return lambda h: collapsed(host(h))
 
 
@@ -167,7 +163,7 @@ def logits(site: Site) -> Callable:
     """The last collapse, norm and head."""
     trunk = site.owner
     head, weight, eps = turned(bare(trunk.head), site.trunk), host(trunk.norm), trunk.config.rms_norm_eps
-    learned = head_collapse(bare(trunk.head_mix)) if trunk.config.family == "v4" else None
+    learned = head_collapse(bare(trunk.head_mix), trunk) if trunk.config.family == "v4" else None
 
     def call(h, pre=None):
         streams = host(h)
