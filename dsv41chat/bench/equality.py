@@ -18,28 +18,21 @@ LIMIT = 2e-2
 
 
 def compare(engine: Engine, peer: Peer, ids: Sequence[int]) -> dict[str, Any]:
-    """Relative L2 distance of the rows that leave each kind of layer, and of the head's logits; the distance of whole forwards for both.
+    """Relative L2 distance of the rows that leave each kind of layer, and of the head's logits.
 
-    A row whose experts differ at a near-tie is counted and left out of its layer's figure. Of mlx-vlm only whole forwards are compared:
-    there roundings and near-ties of all layers add up, in its bfloat16.
+    A row whose experts differ at a near-tie is counted and left out of its layer's figure.
     """
     inputs, outputs, last, experts = _own_streams(engine, ids)
-    if peer.name != "mlx-lm":
-        whole = _distance(np.array(Target(engine.trunk).rows(list(ids)).logits), peer.logits(ids))
-        return {"logits_of_whole_forward": whole, "worst": round(whole, 6)}
-    layers, others = _mlx_lm_layers(peer, inputs)
+    layers, others, head = (_mlx_lm if peer.name == "mlx-lm" else _mlx_vlm)(peer, inputs, last, ids)
     kinds: dict[str, float] = {}
     flipped = 0
     for plan, mine, theirs, a, b in zip(engine.pack.plan, outputs, layers, experts, others):
-        kind = "window" if not plan.ratio else f"ratio {plan.ratio}" + (", owner" if plan.owns_pool else ", scoring" if plan.scores else "")
+        kind = "window" if not plan.ratio else f"ratio {plan.ratio}"
+        kind += (", owner" if plan.owns_pool and engine.family == "v41" else ", scoring" if plan.scores else "") + (", hashed" if plan.hashed else "")
         keep = np.all(a == b, axis=-1)
         flipped += int((~keep).sum())
         kinds[kind] = max(kinds.get(kind, 0.0), _distance(mine[keep], theirs[keep]))
-    logits, streams, pre = last
-    inner = peer.model
-    h, p = mx.array(streams)[None], mx.array(pre)[None]
-    collapsed = mx.sum(p[..., None] * h.astype(mx.float32), axis=2).astype(h.dtype)
-    kinds["head"] = _distance(logits, np.array(inner.lm_head(inner.model.norm(collapsed))[0].astype(mx.float32)))
+    kinds["head"] = _distance(last[0], head)
     return {
         "rows": len(ids), "relative_l2": {k: float(f"{v:.3g}") for k, v in kinds.items()}, "rows_with_other_experts": flipped,
         "worst": float(f"{max(kinds.values()):.3g}"), "limit": LIMIT,
@@ -70,8 +63,8 @@ def _own_streams(engine: Engine, ids: Sequence[int]) -> tuple[list, list, tuple,
     return inputs, outputs, (np.array(trial.logits), np.array(trial.streams.astype(mx.float32)), pre), experts
 
 
-def _mlx_lm_layers(peer: Peer, inputs: list) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What the peer's layers make of those inputs, and the experts that they choose."""
+def _mlx_lm(peer: Peer, inputs: list, last: tuple, ids: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """What the peer's layers make of those inputs, the experts that they choose, and its head's logits of our last streams."""
     from mlx_lm.models import deepseek_v41 as module
 
     model, shared, out, chosen = peer.model.model, {}, [], []
@@ -86,7 +79,32 @@ def _mlx_lm_layers(peer: Peer, inputs: list) -> tuple[list[np.ndarray], list[np.
         layer.mlp.gate = gate
         out.append(np.array(streams[0].astype(mx.float32)))
         chosen.append(np.sort(np.array(seen[0][0]), axis=-1))
-    return out, chosen
+    _, streams, pre = last
+    h, p = mx.array(streams)[None], mx.array(pre)[None]
+    collapsed = mx.sum(p[..., None] * h.astype(mx.float32), axis=2).astype(h.dtype)
+    return out, chosen, np.array(peer.model.lm_head(model.norm(collapsed))[0].astype(mx.float32))
+
+
+def _mlx_vlm(peer: Peer, inputs: list, last: tuple, ids: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """As `_mlx_lm`. Layers get their caches, as in its own loop: without one a row sees the entries of groups after it, which the release
+    never does, so logits of a call without a cache are another model's."""
+    from mlx_vlm.models.base import create_attention_mask
+
+    top, out, chosen = getattr(peer.model, "language_model", peer.model), [], []
+    model = top.model
+    dtype = model.layers[0].attn_norm.weight.dtype
+    caches, tokens = top.make_cache(), mx.array(list(ids))[None]
+    first = caches[0][0] if hasattr(caches[0], "caches") else caches[0]
+    mask = create_attention_mask(mx.zeros((1, len(ids), 1)), first, window_size=model.args.sliding_window, return_array=True)
+    for layer, cache, (h, _) in zip(model.layers, caches, inputs):
+        gate, seen = layer.ffn.gate, []
+        layer.ffn.gate = lambda *args, gate=gate, seen=seen: seen.append(gate(*args)) or seen[-1]
+        streams = layer(mx.array(h)[None].astype(dtype), mask, cache, tokens, causal=True)
+        layer.ffn.gate = gate
+        out.append(np.array(streams[0].astype(mx.float32)))
+        chosen.append(np.sort(np.array(seen[0][0][0]), axis=-1))
+    h = mx.array(last[1])[None].astype(dtype)
+    return out, chosen, np.array(top.lm_head(model.norm(model.hc_head(h)))[0].astype(mx.float32))
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
