@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 PEERS = ("none", "mlx-lm", "mlx-vlm")
 PREFILL_STEPS = (128, 512, 2048)
@@ -70,9 +69,3 @@ class Peer:
             found[size] = self.begin(ids, 2)
         self.prefill_step = min(found, key=found.get)
         return found
-
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """float32 [n, vocab] of one call."""
-        out = self.model(mx.array(list(ids))[None])
-        out = getattr(out, "logits", out)
-        return np.array(out[0].astype(mx.float32))

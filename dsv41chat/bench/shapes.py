@@ -171,10 +171,15 @@ def _stored(name: str, want: Expected, bits: int, family: str) -> dict[str, tupl
     if want.kind == "ids":
         return {key: ("I32", shape)}
     if not _packs(name, want, bits):
-        narrow = bits != 32 and len(shape) > 1 and not name.endswith(("_fn", "ape"))
+        narrow = bits != 32 and _narrow(name, shape)
         return {key: ("BF16" if narrow else "F32", shape)}
     stem, rows = key.removesuffix("weight"), (*shape[:-1], shape[-1] // GROUP)
     return {key: ("U32", (*shape[:-1], shape[-1] * bits // 32)), f"{stem}scales": ("BF16", rows), f"{stem}biases": ("BF16", rows)}
+
+
+def _narrow(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the release stores it in bfloat16. A norm in float32 would make a peer compute everything behind it in float32."""
+    return name.endswith("norm.weight") or (len(shape) > 1 and not name.endswith(("_fn", "ape")))
 
 
 def _packs(name: str, want: Expected, bits: int) -> bool:
@@ -207,7 +212,7 @@ def _tensor(name: str, want: Expected, config: dict[str, Any], bits: int, rng: n
         values = _floats(name, shape, rng)
         if name == "head.weight":
             values[:_QUIET_IDS] = 0
-        narrow = bits != 32 and len(shape) > 1 and not name.endswith(("_fn", "ape"))
+        narrow = bits != 32 and _narrow(name, shape)
         return {stem: mx.array(values).astype(mx.bfloat16 if narrow else mx.float32)}
     # Words are uniform, so a value's deviation is scale * sqrt((2^2b - 1) / 12); the bias takes the mean away.
     words = mx.array(rng.integers(0, 1 << 32, (*shape[:-1], shape[-1] * bits // 32), dtype=np.uint32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 
 from dsv41chat import cli
 from dsv41chat.bench import arms, decode, ops, prefill, shapes, verify_cost
+from dsv41chat.bench.equality import compare
+from dsv41chat.bench.peer import Peer
 from dsv41chat.engine.engine import open_engine
 from dsv41chat.engine.kernels.compiled import Graph, as_graphs
 from dsv41chat.engine.pack.build import arrays_of, build_trunk, open_pack, outline_trunk
@@ -130,3 +133,19 @@ def test_weights_for_several_runs(tmp_path, capsys):
     assert shapes.made_as(folder) == {"shape": "nano", "layers": 2, "experts": 4, "bits": 4, "seed": 0}
     found = run(decode, tmp_path, "--build", str(folder), "--context", "10", "--steps", "2")
     assert found["build"]["random"]["layers"] == 2 and str(tmp_path) not in str(found)
+
+
+@pytest.mark.oracle
+def test_layers_of_v4_equal_the_peers(tmp_path, monkeypatch):
+    """Every kind of layer and the head, float32, on small random weights: groups of 4 with picked entries, one group of 128, hashed experts."""
+    monkeypatch.setattr(socket, "has_ipv6", False)  # a library of the peer's tries a socket when it is imported
+    pytest.importorskip("mlx_vlm.models.deepseek_v4")
+    small = {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 128, "q_lora_rank": 128, "o_lora_rank": 64, "o_groups": 4, "vocab_size": 1024}
+    small |= {"moe_intermediate_size": 128, "index_n_heads": 8, "index_topk": 32}
+    for key, value in small.items():
+        monkeypatch.setitem(shapes._V4, key, value)
+    folder = shapes.write_pack(tmp_path / "b", "v4", 5, 8, 32)
+    engine = open_engine(folder, routes="stock")
+    found = compare(engine, Peer("mlx-vlm", folder), arms.prompt(engine, 200))
+    assert set(found["relative_l2"]) == {"window, hashed", "ratio 4, scoring, hashed", "ratio 128", "ratio 4, scoring", "head"}
+    assert found["worst"] < 1e-5 and found["rows_with_other_experts"] == 0

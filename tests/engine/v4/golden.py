@@ -88,16 +88,19 @@ def recorded(trunk: TrunkV4) -> tuple[TrunkV4, dict[str, Any]]:
     layers = []
     for layer in trunk.layers:
         i = layer.plan.index
-        attention = layer.attention
+        attention = replace(layer.attention)
         if attention.indexer is not None:
             attention = replace(attention, indexer=Recorder(attention.indexer, seen, f"layer{i}.picked"))
+        # The golden's output of the attention half is that of its last projection.
+        attention.weights = replace(attention.weights)
+        attention.weights.output = Recorder(attention.weights.output, seen, f"layer{i}.attn_out")
         moe = replace(layer.moe)
         moe.choose = Recorder(layer.moe.choose, seen, f"layer{i}.route")
         layers.append(
             replace(
                 layer,
                 attn_mix=Recorder(layer.attn_mix, seen, f"layer{i}.hc"),
-                attention=Recorder(attention, seen, f"layer{i}.attn_out"),
+                attention=attention,
                 moe=Recorder(moe, seen, f"layer{i}.ffn_out"),
             )
         )

@@ -110,7 +110,7 @@ def test_every_layout_gives_the_same_trunk(tmp_path, tiny_pack, layout):
 
 def test_probe(tmp_path):
     tiny.write_pack(tmp_path)
-    info = probe_pack(tmp_path)
+    info = probe_pack(tmp_path, routes="stock")
     assert (info.family, info.context, info.drafter, info.table_bytes, info.has_tokenizer) == ("v4", 4096, None, 0, False)
     stored = sum(v.nbytes for v in tiny.weights(tiny.CONFIG).values())
     # Token tables are held as int32, and each indexer has its mixing matrix.
