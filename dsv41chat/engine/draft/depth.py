@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv41chat.engine.draft.base import Proposal
-from dsv41chat.engine.draft.costs import SPIKE, DraftCosts
+from dsv41chat.engine.draft.costs import DraftCosts
 
 STEP_DRAFT, STEP_SHADOW, STEP_RATE = 0.10, 0.20, 0.12
 # A share of the decode time, and plain steps. BUDGET and GRANT: what a turn may lose, and BONUS more where earlier answers promise a lot,
@@ -24,6 +24,8 @@ STEP_DRAFT, STEP_SHADOW, STEP_RATE = 0.10, 0.20, 0.12
 BUDGET, GRANT, BONUS, LOOK, FIRST_LOOK, CREDIT = 0.015, 1.0, 0.75, 0.5, 1.25, 4.0
 # Expected speeds over plain decode: to draft again by what was learned, to go on drafting, good prospects, and to believe the drafter alone.
 ON, OFF, GOOD, SURE = 1.06, 0.99, 1.3, 1.65
+# A round is charged at most this many times what it should have taken.
+LATE = 1.25
 STALE_ROUNDS = 128
 DECAY, PRIOR = 0.97, 2.0
 LONGEST_ROUND_S = 5.0
@@ -201,8 +203,8 @@ class DepthPolicy:
         if timed:
             self.costs.observe(kept + 1, times.verify_s)
             one, modelled = self.costs.rows[0], self.costs.rows[kept] + self.costs.draft
-            # A pause that is not the round's own doing is not charged to drafting.
-            seconds = min(times.total_s, SPIKE * modelled)
+            # A pause that is not the round's own doing is not charged to drafting; if rounds do take longer, the costs soon say so.
+            seconds = min(times.total_s, LATE * modelled)
             self.total += seconds
             self.loss = max(self.loss + seconds - len(emitted) * one, -CREDIT * one)
             # By the cost table, not by this round's clock: chances and costs of one depth are weighed against those of others, and a
