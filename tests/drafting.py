@@ -137,10 +137,10 @@ def succession(texts: Sequence[Sequence[int]]) -> dict[int, int]:
     return {t: after[t].most_common(1)[0][0] for t in order}
 
 
-def load(folder: Path, dtype: mx.Dtype = mx.float32, rounded: bool = False):
+def load(folder: Path, dtype: mx.Dtype = mx.float32, rounded: bool = False, routes: str = "stock"):
     """(trunk, draft model or None) of a tiny pack; rounded: with the family's rounding of its window rows."""
     pack = open_pack(folder)
-    trunk = build_trunk(pack, dtype=dtype, cache_quant=rounded, qat_sim=rounded)
+    trunk = build_trunk(pack, dtype=dtype, cache_quant=rounded, qat_sim=rounded, routes=routes)
     return trunk, build_drafter(pack, trunk, rounded=rounded)
 
 
@@ -293,9 +293,9 @@ def decode(
 class Family:
     """A tiny pack without a drafter, and plain decode's runs on it."""
 
-    def __init__(self, name: str, folder, dtype=mx.float32):
+    def __init__(self, name: str, folder, dtype=mx.float32, routes: str = "stock"):
         self.folder = write_with_drafter(DATA / name, folder / name, None)
-        self.trunk, _ = load(self.folder, dtype)
+        self.trunk, _ = load(self.folder, dtype, routes=routes)
         self.vocab = self.trunk.config.vocab_size
         self.trunk.tap_layers = tuple(range(self.trunk.config.num_hidden_layers))[-3:]
         self.plain = lru_cache(None)(self._plain)

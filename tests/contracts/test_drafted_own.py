@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,12 +13,14 @@ from dsv41chat.engine.target import Target
 from tests import drafting
 from tests.drafting import COUNT, DATA, Family, decode, settings
 
-# source pack, kind, stages, block
+# source pack, kind, stages, block, routes; auto: what the machine's CPU takes, and where that is numpy the drafter's pass is too
 KINDS = {
-    "v41-dspark": ("v41", "dspark", 3, 5),
-    "v41-two-stages": ("v41", "dspark", 2, 5),
-    "v4-dspark": ("v4", "dspark", 3, 5),
-    "v4-mtp": ("v4", "mtp", 1, 3),
+    "v41-dspark": ("v41", "dspark", 3, 5, "stock"),
+    "v41-two-stages": ("v41", "dspark", 2, 5, "auto"),
+    "v4-dspark": ("v4", "dspark", 3, 5, "stock"),
+    "v4-dspark-auto": ("v4", "dspark", 3, 5, "auto"),
+    "v4-mtp": ("v4", "mtp", 1, 3, "stock"),
+    "v4-mtp-auto": ("v4", "mtp", 1, 3, "auto"),
 }
 
 
@@ -24,11 +28,11 @@ class Own(Family):
     """The same pack with a drafter that has been taught what follows what in plain decode's own answers."""
 
     def __init__(self, kind: str, folder):
-        source, drafter, stages, self.block = KINDS[kind]
-        super().__init__(source, folder / "base")
+        source, drafter, stages, self.block, routes = KINDS[kind]
+        super().__init__(source, folder / "base", routes=routes)
         texts = [self.plain(setting, seed).text for setting in ("greedy", "warm", "penalties") for seed in range(2)]
         own = drafting.write_with_drafter(DATA / source, folder / "own", drafter, drafting.succession(texts), stages)
-        self.trunk, self.model = drafting.load(own)
+        self.trunk, self.model = drafting.load(own, routes=routes)
         self.stages = stages
 
     def own(self, setting: str, seed: int, depth, **options):
@@ -95,3 +99,18 @@ def test_a_state_without_the_drafters_lanes_starts_blind(own):
     assert rest.text == plain.text
     assert [r.proposed for r in rest.rounds[:2]] == [0 if blind.kind == "mtp" else 3, 3] and rest.accepts
     assert blind.rings.valid_from == len(first.text) - 1 and blind.rings.end > blind.rings.valid_from
+
+
+def test_the_pass_is_the_route_s(own):
+    """Where numpy arrays pass between a trunk's operations they do so in a DSpark pass, and proposals are those of the MLX pass."""
+    run = own.own("greedy", 0, 3)
+    if run.drafter.kind == "mtp" or not own.trunk.routes.host:
+        assert not getattr(own.model, "host", False)
+        return
+    assert own.model.host and isinstance(run.drafter.rings.buffers[0], np.ndarray)
+    n, pending = run.target.n, run.text[run.target.n]
+    mlx = new_drafter(replace(own.model, host=False))
+    mlx.load(run.drafter.state(), n)
+    one, two = (d.propose(pending, n, 5, settings("greedy")) for d in (run.drafter, mlx))
+    assert one.ids == two.ids and np.allclose(one.confidence, two.confidence, rtol=0, atol=1e-4)
+    assert own.own("greedy", 0, 3).rounds == run.rounds
