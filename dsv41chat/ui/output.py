@@ -17,23 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from dsv41chat import __version__
+from dsv41chat.ui import turn_events as ev
 from dsv41chat.ui.interrupts import Interrupted
 from dsv41chat.ui.sanitize import json_text, visible, visible_line
-from dsv41chat.ui.turn_events import (
-    DraftRound,
-    Failed,
-    Finished,
-    Loading,
-    Noticed,
-    Piece,
-    Prefill,
-    Ready,
-    Residency,
-    Resuming,
-    Saved,
-    Started,
-    Warned,
-)
 
 if TYPE_CHECKING:
     from dsv41chat.ui.interrupts import Interrupts
@@ -233,32 +219,32 @@ class Stderr:
 def event_fields(event: Any) -> dict[str, Any] | None:
     """The fields of one event line (without v, t and turn), None for an event that scripts do not see."""
     match event:
-        case Started():
+        case ev.Started():
             return {
                 "type": "start", "version": __version__, "pid": os.getpid(), "conversation": event.conversation_id, "parent": event.parent_id,
                 "build": event.build.as_dict() if event.build else None, "params": event.params,
                 "engine": {"device": event.device, "mlx": event.mlx},
             }  # fmt: skip
-        case Loading():
+        case ev.Loading():
             return {"type": "load", "stage": event.stage, "done": event.done, "total": event.total, "unit": event.unit}
-        case Residency():
+        case ev.Residency():
             tables = [{"name": t.name, "state": t.state, "sampled": t.sampled, "resident": t.resident} for t in event.tables]
             return {"type": "residency", "tables": tables}
-        case Prefill():
+        case ev.Prefill():
             return {"type": "prefill", "cached": event.cached, "done": event.done, "total": event.total, "tok_s": event.tok_s}
-        case Piece():
+        case ev.Piece():
             return {"type": "delta", "channel": event.channel, "text": event.text, "tokens": len(event.ids)}
-        case DraftRound():
+        case ev.DraftRound():
             return {"type": "draft", "depth": event.depth, "proposed": event.proposed, "accepted": event.accepted}
-        case Warned():
+        case ev.Warned():
             return {"type": "warning", "code": event.code, "message": event.message}
-        case Saved():
+        case ev.Saved():
             m = event.message
             return {"type": "message", "id": m.id, "role": m.role, "text": m.text, "thinking": m.thinking or "", "finish": m.finish}
     return None
 
 
-def done_fields(finished: Finished, exit_code: int) -> dict[str, Any]:
+def done_fields(finished: ev.Finished, exit_code: int) -> dict[str, Any]:
     return {
         "type": "done", "finish": finished.finish, "conversation": finished.conversation_id,
         "message_id": finished.message.id if finished.message is not None else None, "ids_hash": finished.ids_hash,
@@ -266,7 +252,7 @@ def done_fields(finished: Finished, exit_code: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def error_fields(failed: Failed, exit_code: int) -> dict[str, Any]:
+def error_fields(failed: ev.Failed, exit_code: int) -> dict[str, Any]:
     return {
         "type": "error", "code": failed.code, "message": failed.message, "hint": failed.hint, "exit_code": exit_code,
         "partial": failed.partial, "conversation": failed.conversation_id,
@@ -291,11 +277,11 @@ class Sink:
     def turn_done(self) -> None:
         """The end of one answer, when all went well."""
 
-    def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
+    def done(self, turns: list[ev.Finished], exit_code: int, extra: dict[str, Any]) -> None:
         """turns: one per prompt; extra: fields of --dry-run and --load-only."""
         raise NotImplementedError
 
-    def failed(self, failed: Failed, exit_code: int) -> None:
+    def failed(self, failed: ev.Failed, exit_code: int) -> None:
         raise NotImplementedError
 
     def _line(self, fields: dict[str, Any]) -> str:
@@ -323,7 +309,7 @@ class TextSink(Sink):
         self._ends_line = True
 
     def event(self, event: Any) -> None:
-        if not isinstance(event, Piece):
+        if not isinstance(event, ev.Piece):
             return
         if event.channel == "thinking":
             if self.show_thinking:
@@ -350,13 +336,13 @@ class TextSink(Sink):
         if not self._ends_line and (self.stderr.answer_open or not self.out.terminal):
             self._put("\n")
 
-    def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
+    def done(self, turns: list[ev.Finished], exit_code: int, extra: dict[str, Any]) -> None:
         for name, value in extra.items():
             if value == "dry_run" or (name == "conversation" and value is None):
                 continue  # for programs; people asked for it
             self._put(f"{name} {value if value is not None else '-'}\n")
 
-    def failed(self, failed: Failed, exit_code: int) -> None:
+    def failed(self, failed: ev.Failed, exit_code: int) -> None:
         if self._answer and self.extract is None:
             self.turn_done()
         self.stderr.line(f"dsv41chat: {failed.message}" + (f"  Try: {failed.hint}" if failed.hint else ""))
@@ -379,13 +365,13 @@ class JsonSink(Sink):
         self._start: dict[str, Any] = {"version": __version__, "conversation": None, "build": None, "params": None}
 
     def event(self, event: Any) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, ev.Started):
             fields = event_fields(event) or {}
             self._start = {name: fields[name] for name in ("version", "conversation", "build", "params", "engine")}
-        elif isinstance(event, Ready):
+        elif isinstance(event, ev.Ready):
             self._start |= {"params": event.params, "build": event.build.as_dict()}
 
-    def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
+    def done(self, turns: list[ev.Finished], exit_code: int, extra: dict[str, Any]) -> None:
         fields: dict[str, Any] = {"type": "done"}
         if turns:
             fields = done_fields(turns[-1], exit_code) | {"text": turns[-1].text, "thinking": turns[-1].thinking}
@@ -393,7 +379,7 @@ class JsonSink(Sink):
             fields["turns"] = [done_fields(turn, 0) | {"text": turn.text, "thinking": turn.thinking} for turn in turns]
         self.out.write(self._line(self._start | fields | extra | {"exit_code": exit_code}))
 
-    def failed(self, failed: Failed, exit_code: int) -> None:
+    def failed(self, failed: ev.Failed, exit_code: int) -> None:
         fields = error_fields(failed, exit_code)
         if fields["conversation"] is None:
             del fields["conversation"]
@@ -410,7 +396,7 @@ class StreamSink(Sink):
         self._slow: dict[str, float] = {}
 
     def event(self, event: Any) -> None:
-        if isinstance(event, DraftRound) and not self.drafts:
+        if isinstance(event, ev.DraftRound) and not self.drafts:
             return
         fields = event_fields(event)
         if fields is None or (fields["type"] == "start" and self._started):
@@ -423,14 +409,14 @@ class StreamSink(Sink):
         self._begin(fields)
         self.out.write(self._line(fields))
 
-    def done(self, turns: list[Finished], exit_code: int, extra: dict[str, Any]) -> None:
+    def done(self, turns: list[ev.Finished], exit_code: int, extra: dict[str, Any]) -> None:
         fields = done_fields(turns[-1], exit_code) if turns else {"type": "done", "exit_code": exit_code}
         if len(turns) > 1:
             fields["turns"] = [done_fields(turn, 0) for turn in turns]
         self._begin(fields)
         self.out.write(self._line(fields | extra))
 
-    def failed(self, failed: Failed, exit_code: int) -> None:
+    def failed(self, failed: ev.Failed, exit_code: int) -> None:
         fields = error_fields(failed, exit_code)
         self._begin(fields)
         self.out.write(self._line(fields))
@@ -438,7 +424,7 @@ class StreamSink(Sink):
     def _begin(self, fields: dict[str, Any]) -> None:
         """A run that failed before its first turn still begins with a start line."""
         if not self._started and fields["type"] != "start":
-            self.out.write(self._line(event_fields(Started(fields.get("conversation"), None, None, {}, None, None)) or {}))
+            self.out.write(self._line(event_fields(ev.Started(fields.get("conversation"), None, None, {}, None, None)) or {}))
         self._started = True
 
 
@@ -454,22 +440,22 @@ def first_block(text: str, language: str = "") -> str | None:
 def show_progress(stderr: Stderr, event: Any) -> None:
     """Loading and prefill as a progress line; notices and warnings as lines."""
     match event:
-        case Loading():
+        case ev.Loading():
             percent = 100 * event.done // max(event.total, 1)
             stderr.status(f"loading {event.stage} {percent}%  {event.done:,}/{event.total:,} {event.unit}", event.done >= event.total)
-        case Prefill():
+        case ev.Prefill():
             stderr.status(f"prefill {event.done:,}/{event.total:,}  {event.tok_s:,.0f} tok/s", event.done >= event.total)
-        case Resuming():
+        case ev.Resuming():
             stderr.status(f"resuming {event.tokens:,} tokens", True)
-        case Piece():
+        case ev.Piece():
             stderr.clear()
-        case Warned():
+        case ev.Warned():
             stderr.notice(f"warning: {event.message}")
-        case Noticed():
+        case ev.Noticed():
             stderr.notice(event.message)
 
 
-def receipt(finished: Finished) -> str:
+def receipt(finished: ev.Finished) -> str:
     """The numbers of one answer in a line."""
     usage, timing = finished.usage, finished.timing
     parts = (

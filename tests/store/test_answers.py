@@ -126,9 +126,10 @@ def test_an_answer_cannot_end_running(writer):
 def test_discard_leaves_no_row_and_the_question_as_leaf(store, writer, stored, question):
     writer.update("x", "", [], [1])
     writer.checkpoint()
-    assert stored() is not None
+    assert (stored().state, stored().text, stored().body_ids, stored().parent_id) == ("running", "x", (1,), question.id)
     writer.discard()
-    assert stored() is None and store.conversation(question.conversation_id).leaf_id == question.id
+    assert stored() is None and store.children(question.id) == []
+    assert store.conversation(question.conversation_id).leaf_id == question.id
     with pytest.raises(ValueError, match="finished"):
         writer.discard()
 

@@ -12,33 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from dsv41chat.bench.scripted import MARKERS, ScriptedEngine, ScriptedTokenizer
 from dsv41chat.engine.events import Done, DraftRound, Loading, Piece, Prefill, Residency, TableState
 
-MARKERS = (
-    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>",
-    "｜DSML｜", "<｜latest_reminder｜>", "<｜deepseek_image｜>",
-)  # fmt: skip
 HELLO = "Hello from the fake engine."
 
 
-class FakeTokenizer:
+class FakeTokenizer(ScriptedTokenizer):
     sha256 = "fa" * 32
-    vocab_size = 256 + len(MARKERS)
-
-    def marker(self, spelling: str) -> int:
-        return 256 + MARKERS.index(spelling)
-
-    def find_marker(self, spelling: str) -> int | None:
-        return self.marker(spelling) if spelling in MARKERS else None
-
-    def is_added(self, id: int) -> bool:
-        return id >= 256
-
-    def encode_text(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def token_bytes(self, id: int) -> bytes:
-        return bytes([id]) if id < 256 else MARKERS[id - 256].encode()
 
 
 @dataclass
@@ -70,11 +51,10 @@ class Script:
         return [call.prompt.ids for session in self.sessions for call in session.calls]
 
 
-class FakeEngine:
-    family = "v41"
-    fingerprint = "f" * 64
-    device = "cpu"
-    mlx_version = "0"
+class FakeEngine(ScriptedEngine):
+    """Sessions of its own, each with a lane; the rest of the interface is that of the engine of `bench ui`."""
+
+    fingerprint, device = "f" * 64, "cpu"
     generation_defaults: dict = {}
 
     def __init__(self, script: Script, name: str = "fake", context: int | None = None):
@@ -83,14 +63,8 @@ class FakeEngine:
         self.tokenizer = script.tokenizer
         self.context_limit = min(context, script.context_limit) if context else script.context_limit
 
-    def table_stats(self) -> dict:
-        return {}
-
     def memory(self) -> tuple[int, int]:
         return 2_000_000, 3_000_000
-
-    def calibrate_tables(self, cancel) -> bool:
-        return False
 
     def close(self) -> None:
         self.closed = True

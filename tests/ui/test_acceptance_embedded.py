@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,8 +43,7 @@ def start(terminal: Terminal, data: Path, *options: str) -> None:
 
 def ask(terminal: Terminal, text: str, shown: str = "prefilled") -> str:
     """Sends `text` and waits for `shown` below it."""
-    terminal.type(text)
-    terminal.keys("Enter")
+    send(terminal, text)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         screen = terminal.screen
@@ -50,6 +51,44 @@ def ask(terminal: Terminal, text: str, shown: str = "prefilled") -> str:
             return screen
         time.sleep(0.1)
     raise AssertionError(f"{shown!r} did not come below {text!r}:\n{terminal.screen}")
+
+
+def send(terminal: Terminal, text: str) -> None:
+    terminal.type(text)
+    terminal.keys("Enter")
+
+
+def stop(terminal: Terminal) -> None:
+    """Stops the running answer and waits until it is kept."""
+    terminal.keys("Escape")
+    terminal.wait("stopped by you", 60)
+
+
+@contextmanager
+def streaming(folder: Path, more_than: int) -> Iterator[Terminal]:
+    """A terminal in which a long answer runs and has more than so many tokens."""
+    with Terminal(folder) as terminal:
+        start(terminal, folder / "data", *LONG)
+        send(terminal, "go")
+        running(terminal, more_than)
+        yield terminal
+
+
+def program(data: Path) -> list[str]:
+    return [sys.executable, "-m", "dsv41chat", "--data-dir", str(data)]
+
+
+def run(data: Path, *words: str, environ: dict[str, str] | None = None) -> str:
+    """What a command that succeeds writes to stdout."""
+    environ = {**os.environ, **(environ or {})}
+    return subprocess.run([*program(data), *words], capture_output=True, text=True, check=True, env=environ, stdin=subprocess.DEVNULL).stdout
+
+
+def finished(process: subprocess.Popen, code: int = 0, given: bytes | None = None) -> bytes:
+    """What a child has written when it ended with `code`."""
+    out, _ = process.communicate(given, timeout=120)
+    assert process.returncode == code
+    return out
 
 
 def leave(terminal: Terminal) -> str:
@@ -106,8 +145,7 @@ def test_2_streamed_text_is_complete_and_drawn_as_the_whole(tmp_path, name):
     with Terminal(tmp_path, environ={"TMUX": ""}) as terminal:
         start(terminal, data, *options)
         terminal.wait("loading", gone=True)
-        terminal.type("/continue")
-        terminal.keys("Enter")
+        send(terminal, "/continue")
         terminal.wait("length limit", 90)
         time.sleep(1.0)
         streamed = transcript(terminal.screen)
@@ -119,19 +157,11 @@ def test_2_streamed_text_is_complete_and_drawn_as_the_whole(tmp_path, name):
         time.sleep(1.0)
         assert transcript(terminal.screen) == streamed
         leave(terminal)
-    shown = subprocess.run(
-        [sys.executable, "-m", "dsv41chat", "--data-dir", str(data), "conversations", "export", key, "--format", "json"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert json.loads(shown)["messages"][-1]["text"] == answer.text
+    assert json.loads(run(data, "conversations", "export", key, "--format", "json"))["messages"][-1]["text"] == answer.text
 
 
 def test_3_scrolled_up_the_view_stays_and_end_follows(tmp_path):
-    with Terminal(tmp_path) as terminal:
-        start(terminal, tmp_path / "data", *LONG)
-        terminal.type("go")
-        terminal.keys("Enter")
-        running(terminal, 600)
+    with streaming(tmp_path, 600) as terminal:
         terminal.keys("PageUp")
         terminal.wait("new text below")
         before = terminal.screen
@@ -141,8 +171,7 @@ def test_3_scrolled_up_the_view_stays_and_end_follows(tmp_path):
         at_end = transcript(terminal.screen)
         running(terminal, tokens(terminal.screen) + 200)
         assert transcript(terminal.screen) != at_end
-        terminal.keys("Escape")
-        terminal.wait("stopped by you", 60)
+        stop(terminal)
         leave(terminal)
 
 
@@ -160,17 +189,13 @@ def test_4_esc_in_prefill_in_thinking_and_in_the_answer(tmp_path):
         terminal.wait("editing message 1", 60)
         terminal.keys("Escape", "C-n")
         ask(terminal, "now think", "thinking  ")
-        terminal.keys("Escape")
-        terminal.wait("stopped by you", 60)
-        terminal.type("/effort off")
-        terminal.keys("Enter")
-        terminal.type("now answer")
-        terminal.keys("Enter")
+        stop(terminal)
+        send(terminal, "/effort off")
+        send(terminal, "now answer")
         running(terminal, 30)
         terminal.keys("Escape")
         terminal.wait("gen ", gone=True)
-        terminal.type("/set temperature 0")
-        terminal.keys("Enter")
+        send(terminal, "/set temperature 0")
         ask(terminal, "define photosynthesis")
         leave(terminal)
     with Store.open(data, readonly=True) as store:
@@ -191,8 +216,7 @@ def test_5_an_edit_makes_a_branch_and_both_are_exported(tmp_path):
         terminal.wait("c copy")
         terminal.keys("g", "e")
         terminal.wait("editing message 1")
-        terminal.type(" again")
-        terminal.keys("Enter")
+        send(terminal, " again")
         terminal.wait("2/2", 60)
         terminal.wait("number 5", gone=True)
         terminal.keys("Tab")
@@ -202,8 +226,7 @@ def test_5_an_edit_makes_a_branch_and_both_are_exported(tmp_path):
         assert "1/2" in terminal.screen
         terminal.keys("C-p")
         terminal.wait("Search for commands")
-        terminal.type("export")
-        terminal.keys("Enter")
+        send(terminal, "export")
         terminal.wait("all branches")
         terminal.keys("Home", *["Down"] * 5, "Enter")
         terminal.wait("(•) all branches")
@@ -217,11 +240,8 @@ def test_5_an_edit_makes_a_branch_and_both_are_exported(tmp_path):
 
 def test_6_kill_9_while_streaming(tmp_path):
     data = tmp_path / "data"
-    with Terminal(tmp_path) as terminal:
-        start(terminal, data, *LONG)
-        terminal.type("go")
-        terminal.keys("Enter")
-        seen = tokens(running(terminal, 100))
+    with streaming(tmp_path, 100) as terminal:
+        seen = tokens(terminal.screen)
         time.sleep(1.0)
         os.kill(terminal.pid, signal.SIGKILL)
         time.sleep(0.5)
@@ -236,11 +256,7 @@ def test_6_kill_9_while_streaming(tmp_path):
 
 
 def test_7_kill_term(tmp_path):
-    with Terminal(tmp_path) as terminal:
-        start(terminal, tmp_path / "data", *LONG)
-        terminal.type("go")
-        terminal.keys("Enter")
-        running(terminal, 30)
+    with streaming(tmp_path, 30) as terminal:
         os.kill(terminal.pid, signal.SIGTERM)
         terminal.wait("exit=143")
         assert terminal.modes == CLEAN
@@ -248,26 +264,20 @@ def test_7_kill_term(tmp_path):
 
 
 def test_8_resize_while_streaming(tmp_path):
-    with Terminal(tmp_path) as terminal:
-        start(terminal, tmp_path / "data", *LONG)
-        terminal.type("go")
-        terminal.keys("Enter")
-        running(terminal, 30)
+    with streaming(tmp_path, 30) as terminal:
         terminal.resize(39, 9)
         terminal.wait("Generation continues", 60)
         terminal.resize(100, 30)
         running(terminal, 60)
-        terminal.keys("Escape")
-        terminal.wait("stopped by you", 60)
+        stop(terminal)
         leave(terminal)
 
 
 def test_9_lines_to_a_pipe(tmp_path):
-    words = [sys.executable, "-m", "dsv41chat", "--data-dir", str(tmp_path), "--stream-json", "-q", "hi"]
-    done = subprocess.run([*words, *SHORT], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    events = [json.loads(line) for line in run(tmp_path, "--stream-json", "-q", "hi", *SHORT).splitlines()]
     assert [events[0]["type"], events[-1]["type"]] == ["start", "done"]
-    shell = f"{{ {shlex.join([*words, *LONG])}; echo $? > '{tmp_path}/code'; }} | head -1"
+    words = shlex.join([*program(tmp_path), "--stream-json", "-q", "hi", *LONG])
+    shell = f"{{ {words}; echo $? > '{tmp_path}/code'; }} | head -1"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
     assert (tmp_path / "code").read_text().strip() == "0"
@@ -275,21 +285,18 @@ def test_9_lines_to_a_pipe(tmp_path):
     while json.loads(process.stdout.readline())["type"] != "delta":
         continue
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and json.loads(out.splitlines()[-1])["code"] == "interrupted"
+    assert json.loads(finished(process, 130).splitlines()[-1])["code"] == "interrupted"
 
 
 def test_10_a_missing_build_is_one_object(tmp_path):
     process = child(tmp_path, ["--json", "-m", "nothing-of-this-name", "hi"])
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 4 and json.loads(out)["code"] == "build_missing"
+    assert json.loads(finished(process, 4))["code"] == "build_missing"
 
 
 def test_11_a_batch(tmp_path):
     three = '{"id": "a", "prompt": "define tree"}\n{"id": "b", "prompt": 7}\n{"id": "c", "prompt": "define bird"}\n'
     process = child(tmp_path / "data", ["--batch", "-", *SHORT], stdin=subprocess.PIPE)
-    out, _ = process.communicate(three.encode(), timeout=120)
-    assert process.returncode == 9 and [json.loads(line)["ok"] for line in out.splitlines()] == [True, False, True]
+    assert [json.loads(line)["ok"] for line in finished(process, 9, three.encode()).splitlines()] == [True, False, True]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": str(n), "prompt": f"q{n}"}) + "\n" for n in range(6)))
     words = ["--batch", str(source), "--batch-output", str(target)]
@@ -306,8 +313,7 @@ def test_11_a_batch(tmp_path):
 
 def test_12_closed_and_silent_input(tmp_path):
     process = child(tmp_path, ["--json", "hi", *SHORT], stdin=None, preexec_fn=lambda: os.close(0))
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and json.loads(out)["text"]
+    assert json.loads(finished(process))["text"]
     process = child(tmp_path, ["--json", "--no-stdin", "hi", *SHORT], stdin=subprocess.PIPE)
     assert json.loads(process.stdout.readline())["text"] and process.wait(60) == 0
     process.stdin.close()
@@ -316,14 +322,11 @@ def test_12_closed_and_silent_input(tmp_path):
 def test_13_without_a_back_end(tmp_path, no_back_end):
     """What the embedded model said before is searched and exported."""
     process = child(tmp_path / "first", ["--json", "define hazel", *SHORT])
-    said = json.loads(process.communicate(timeout=60)[0])
+    said = json.loads(finished(process))
     without_a_back_end(tmp_path, no_back_end)
-    words = [sys.executable, "-m", "dsv41chat", "--data-dir", str(tmp_path / "first"), "conversations"]
-    environ = {**os.environ, **no_back_end}
-    found = subprocess.run([*words, "list", "--search", "hazel", "--json"], capture_output=True, text=True, env=environ, check=True)
-    assert [row["id"] for row in json.loads(found.stdout)] == [said["conversation"]]
-    shown = subprocess.run([*words, "export", said["conversation"]], capture_output=True, text=True, env=environ, check=True)
-    assert said["text"].strip()[:20] in shown.stdout
+    found = run(tmp_path / "first", "conversations", "list", "--search", "hazel", "--json", environ=no_back_end)
+    assert [row["id"] for row in json.loads(found)] == [said["conversation"]]
+    assert said["text"].strip()[:20] in run(tmp_path / "first", "conversations", "export", said["conversation"], environ=no_back_end)
 
 
 def colourful(code: str) -> bool:
@@ -340,7 +343,7 @@ def test_14_themes_and_no_colour(tmp_path):
     """One conversation in all: the same text, and with NO_COLOR nothing but greys."""
     data, shown, coloured = tmp_path / "data", {}, {}
     process = child(data, ["--json", "define tree", "--temperature", "0"])
-    key = json.loads(process.communicate(timeout=60)[0])["conversation"]
+    key = json.loads(finished(process))["conversation"]
     for theme in ("dark", "light", "ansi", "no-color"):
         folder = tmp_path / theme
         folder.mkdir()
@@ -385,8 +388,7 @@ def test_16_a_failed_switch_leaves_the_old_build_answering(tmp_path):
     with Terminal(tmp_path) as terminal:
         start(terminal, tmp_path / "data", *SHORT)
         ask(terminal, "define tree")
-        terminal.type(f"/build {broken}")
-        terminal.keys("Enter")
+        send(terminal, f"/build {broken}")
         assert "nano goes on answering" in terminal.wait("was not loaded", 60)
         ask(terminal, "define bird")
         leave(terminal)
