@@ -52,9 +52,12 @@ class Terminal:
 
     def type(self, text: str) -> None:
         """Types `text` and waits until it is there: the composer takes a fast burst that ends in Enter for a paste."""
+        end = text.strip()[-4:]
+        # Once more than before: "draft off" in the status line is not the end of "/effort off".
+        before = self.screen.count(end)
         self._tmux("send-keys", "-t", "t", "-l", text)
         deadline = time.monotonic() + TYPED_S
-        while text.strip()[-4:] not in self.screen and time.monotonic() < deadline:
+        while self.screen.count(end) <= before and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.1)
 

@@ -14,6 +14,7 @@ from dsv41chat.ui.commands import hint
 from dsv41chat.ui.messages import Completions
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.widgets.foot import SHORT, SHORT_LINES, packed
 
 DRAFT_S = 1.0
 
@@ -38,7 +39,10 @@ class DraftActions:
         chips = [] if self._completing else [f"{mark.strip('[]')}, {count:,} tokens" for mark, count in self._chip_tokens.items()]
         parts = [part for part in (self.edit_label, self._completing, *chips) if part]
         line = self.query_one("#above", Static)
-        line.update(crop_cells(visible_line(" · ".join(parts)), max(10, self.size.width - 4)))
+        # Two lines where there is room: the names of all commands do not fit into one of eighty columns.
+        width = max(10, self.size.width - 4)
+        items = [crop_cells(visible_line(item), width) for item in " · ".join(parts).split("  ") if item]
+        line.update(packed(items, width, SHORT_LINES if self.size.height < SHORT else 2))
         line.display = bool(parts)
 
     async def _count_chips(self) -> None:

@@ -310,4 +310,7 @@ class MessageActions:
         self.spawn(self.open_conversation(self.conversation.id), "open")
 
     def add_notice(self, text: str, error: bool = False) -> None:
+        """A line of the program's own at the end of the transcript; said as well where the view is elsewhere."""
         self.transcript.append(notice(text, error=error))
+        if not self.transcript.follow:
+            self.tell(text.partition("\n")[0], "error" if error else "information")
