@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from textual import events
 
-from dsv41chat.store import Store
+from dsv41chat.store import NotFound, Store
 from dsv41chat.ui.commands import CommandError, parse
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
@@ -343,3 +343,106 @@ async def test_a_megabyte_is_pasted_sent_found_and_shown_safely(tmp_path):
         await until(lambda: "line 9000 漢字" in screen_text(app))
         await pilot.press("ctrl+end")
         await until(lambda: "prefilled" in screen_text(app))
+
+
+async def test_it_says_preparing_at_once_and_shows_a_sent_message_once(tmp_path):
+    app = make_app(tmp_path, Script(answer="word " * 400, delay_s=0.01))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting and not chat.switching)
+        await say_and_queue(pilot, chat)
+        chat.stop_turn()
+        await until(lambda: not chat.pump.running)
+        chat.action_send_queued()
+        # Before the first event of the turn, which only another thread can bring.
+        assert chat.status.fields()[0][0] == "preparing" and chat.status.queued == 0
+        await pilot.pause()
+        assert screen_text(app).count("the queued one") == 1
+        await until(lambda: not app.store.queued(chat.conversation.id))
+        chat.stop_turn()
+        await until(lambda: not chat.pump.running)
+
+
+async def say_and_queue(pilot, chat) -> None:
+    chat.composer.insert("the first one")
+    await pilot.press("enter")
+    await until(lambda: chat.conversation is not None and chat._answer is not None and chat._answer.text)
+    chat.composer.insert("the queued one")
+    await pilot.press("enter")
+    await until(lambda: chat.status.queued == 1)
+
+
+async def test_a_queued_message_that_cannot_be_stored_stays_queued(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        app.store.queue_push(chat.conversation.id, "wait")
+        chat.reload_queue()
+        add = app.store.add_message
+
+        def refuse(*args, **kwargs):
+            raise NotFound("no such place", "")
+
+        app.store.add_message = refuse
+        chat.action_send_queued()
+        await until(lambda: not chat.pump.running)
+        app.store.add_message = add
+        assert [item.text for item in app.store.queued(chat.conversation.id)] == ["wait"] and chat.status.queued == 1
+        assert chat.composer.text == "" and all(entry.text != "wait" for entry in chat.transcript.entries)
+
+
+async def test_esc_leaves_the_transcript_before_it_cancels_a_load(tmp_path):
+    app = make_app(tmp_path, Script(load_s=2.0))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: chat.switching)
+        chat.transcript.focus()
+        await until(lambda: chat.focused is chat.transcript)
+        await pilot.press("escape")
+        assert chat.focused is chat.composer and not chat._switch_cancel.is_set()
+        await pilot.press("escape")
+        assert chat._switch_cancel.is_set() or not chat.switching
+
+
+async def test_unfolding_is_no_new_text_and_notices_leave_a_page_free(tmp_path):
+    app = make_app(tmp_path, Script(answer="line\n\n" * 60, thinking="thought\n" * 30))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        await pilot.press("pageup", "pageup", "ctrl+t")
+        await pilot.pause()
+        assert not chat.transcript.follow and "new text below" not in screen_text(app)
+        chat.add_notice("something happened")
+        await until(lambda: "new text below" in screen_text(app))
+        await until(lambda: any(toast.message == "something happened" for toast in app._notifications))
+        chat.tell("a failure", "error")
+        await pilot.press("f1")
+        await until(lambda: [toast.message for toast in app._notifications] == ["a failure"])
+
+
+async def test_the_build_of_an_opened_conversation_is_named_before_it_is_loaded(tmp_path):
+    store = Store.memory(background=False)
+    store.add_message(store.new_conversation("old").id, None, "user", "hello")
+    app = make_app(tmp_path, Script(load_s=5.0), store=store)
+    app.begin = AppStart(view=app.controller.open("old"))
+    async with app.run_test(size=(100, 30)):
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        assert screen_text(app).splitlines()[0].rstrip().endswith("nano") and app.host.view is None
+        chat.stop_loading()
+
+
+@pytest.mark.parametrize("size", [(40, 10), (100, 30)])
+async def test_the_terminals_own_colours_show_frames_and_marks(tmp_path, size):
+    app = make_app(tmp_path, Script(), config='[ui]\ntheme = "ansi"\n')
+    async with app.run_test(size=size) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        style = lambda name: chat.transcript.get_component_rich_style(f"transcript--{name}")
+        assert style("match").reverse and style("dim").dim
+        chat.transcript.focus()
+        await until(lambda: chat.focused is chat.transcript)
+        kind, colour = chat.composer.styles.border_top
+        # A frame in the colour of the text is seen wherever the text is; a low or narrow terminal has no room for one.
+        assert (kind == "") if size[0] == 40 else colour.rich_color == style("text").color
