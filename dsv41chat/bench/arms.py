@@ -91,12 +91,15 @@ def command_line(what: str, options: argparse.Namespace) -> str:
     for name, value in vars(options).items():
         if name in ("output", "folder", "build", "run", "needs_settings", "command", "arm") or value is None or callable(value):
             continue
+        if value == [] or (options.build is not None and name in _OF_RANDOM_BUILDS):
+            continue
         if isinstance(value, (str, int, float, list)) and value is not False and name.replace("_", "-") in _NAMES:
             words.append(f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, list) else value}")
     build = "" if options.build is None else f" --build {options.build.name}"
     return f"dsv41chat bench {what}{build} {' '.join(words)}".strip()
 
 
+_OF_RANDOM_BUILDS = {"shape", "layers", "experts", "bits"}
 _NAMES = {"shape", "layers", "experts", "bits", "routes", "dtype", "peer", "context", "steps", "tokens", "chunks", "repeats", "draft", "cached"}
 
 

@@ -19,7 +19,7 @@ def device_name(accelerator: str = "cpu") -> str:
 
 
 def environment(packages: tuple[str, ...] = ("numpy", "mlx")) -> dict:
-    """Commit and versions. dirty: files differ from it. Outside a checkout the commit is what DSV41CHAT_COMMIT says, or None."""
+    """Commit and versions. dirty: files differ from it. GIT_COMMIT: names the commit of a copy whose git data are absent or older."""
     versions = {}
     for package in packages:
         try:
@@ -36,10 +36,12 @@ def _commit() -> tuple[str | None, bool | None]:
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
 
+    if "GIT_COMMIT" in os.environ:
+        return os.environ["GIT_COMMIT"], None
     try:
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("DSV41CHAT_COMMIT"), None
+        return None, None
 
 
 def write_receipt(target: Path, what: str, payload: dict, accelerator: str = "cpu") -> Path:

@@ -123,9 +123,11 @@ _CUDA_PROLOGUE = """
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
-    """A kernel text. base: its name; inputs, outputs: argument names in order; body: statements; helpers: functions before it.
+    """A kernel text, compared by identity: it is looked up at every launch.
+
+    base: its name; inputs, outputs: argument names in order; body: statements; helpers: functions before it.
 
     only: the one dialect that it can be compiled in, None for both.
     """
