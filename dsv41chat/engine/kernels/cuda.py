@@ -16,7 +16,7 @@ def missing() -> str | None:
 
 
 def cuda_route() -> Route:
-    return gpu_route("cuda", _BACKEND, missing)
+    return gpu_route("cuda", BACKEND, missing)
 
 
-_BACKEND = NvrtcBackend()
+BACKEND = NvrtcBackend()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dsv41chat.engine.device import device_kind
-from dsv41chat.engine.kernels.cuda import _BACKEND as CUDA
+from dsv41chat.engine.kernels.cuda import BACKEND as CUDA
 from dsv41chat.engine.kernels.launch import MetalBackend
 from tests.engine.kernels.cases import ROWS, cases
 from tests.engine.kernels.record import raw, record_of
