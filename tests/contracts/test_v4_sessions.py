@@ -13,17 +13,16 @@ import mlx.core as mx
 import pytest
 
 from dsv41chat.engine import SamplingParams, open_engine
-from dsv41chat.engine.chat.encode import encode_prompt
-from dsv41chat.engine.chat.messages import Message, RenderOptions
 from dsv41chat.engine.draft.base import PlainDrafter, Proposal
 from dsv41chat.engine.draft.depth import FixedDepth
-from dsv41chat.engine.events import Done, DraftRound, Piece
+from dsv41chat.engine.events import DraftRound, Piece
 from dsv41chat.settings import load_settings
 from dsv41chat.store import Store
 from dsv41chat.ui.app import ChatApp
 from dsv41chat.ui.host import EngineHost
 from dsv41chat.ui.turn import TurnController
 from tests.engine.v4 import tiny
+from tests.sessions import done, prompt
 from tests.small_tokenizer import small_tokenizer, small_tokenizer_json
 from tests.ui.tui import say, screen_text
 
@@ -43,21 +42,6 @@ def build(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def engine(build):
     return open_engine(build)
-
-
-def prompt(engine, *turns):
-    """turns: texts, users' and assistants' by turns; a Done stands for its verbatim answer."""
-    messages = []
-    for i, turn in enumerate(turns):
-        if isinstance(turn, Done):
-            messages.append(Message("assistant", turn.text, reasoning_ids=turn.reasoning_ids, body_ids=turn.body_ids))
-        else:
-            messages.append(Message("assistant" if i % 2 else "user", turn))
-    return encode_prompt(engine.tokenizer, engine.family, messages, RenderOptions(thinking=False))
-
-
-def done(events) -> Done:
-    return list(events)[-1]
 
 
 class Scripted(PlainDrafter):

@@ -42,7 +42,8 @@ def test_a_bank(trunk, drafter, label, tmp_path):
             assert b.label == (label if ".experts." in name or drafter == "q8" else "bf16")
             if drafter == "exact":
                 assert np.array_equal(a.values(), b.values()), name
-    assert build_drafter(pack, build_trunk(pack), rounded=True) is not None
+    built, own = (build_drafter(p, build_trunk(p), rounded=True) for p in (pack, release))
+    assert (type(built), built.block, len(built.stages)) == (type(own), own.block, len(own.stages))
     provenance = json.loads((target / "config.json").read_text())["mtp_provenance"]
     assert provenance["source_fingerprint"] == release.fingerprint and {len(f["sha256"]) for f in provenance["files"]} == {64}
     assert list(verify_full(target, done={}))

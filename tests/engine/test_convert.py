@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat.engine.config import read_config_json
 from dsv41chat.engine.convert.convert import convert_pack, plan_conversion
 from dsv41chat.engine.convert.recipes import RECIPES
 from dsv41chat.engine.errors import Cancelled, DoesNotFit, PackIncomplete, PackUnsupported
@@ -135,7 +136,7 @@ def test_the_drafter_of_the_embedded_pack(drafter, label, tmp_path):
     if label:
         name = "mtp.0.ffn.experts.0.w1.weight"
         assert identify(after.index.tensors, name, after.found.plan.expected[name].shape).label == label
-        assert build_drafter(after, build_trunk(after), rounded=True) is not None
+        assert build_drafter(after, build_trunk(after), rounded=True).block == read_config_json(embedded_pack())["text_config"]["dspark_block_size"]
 
 
 SCRIPT = """

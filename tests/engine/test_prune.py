@@ -202,7 +202,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(at, tmp_path):
     assert found.returncode == -signal.SIGKILL
     with pytest.raises(PackIncomplete, match="killed is a half-pruned build"):
         open_pack(target)
-    with pytest.raises(PackUnsupported, match="holds a part of a pruned build"):
+    with pytest.raises(PackUnsupported, match="holds a part of a pruning"):
         prune(folder, target)
     assert prune(folder, target, resume=True) == done
     assert digests(target) == digests(tmp_path / "whole")

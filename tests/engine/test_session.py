@@ -8,11 +8,10 @@ import mlx.core as mx
 import pytest
 
 from dsv41chat.engine import SamplingParams, answer, open_engine
-from dsv41chat.engine.chat.encode import encode_prompt
-from dsv41chat.engine.chat.messages import Message, RenderOptions
 from dsv41chat.engine.errors import ContextFull, EngramReadError, PackIncomplete, PackUnsupported
 from dsv41chat.engine.events import Done, Piece, Prefill, Residency
 from dsv41chat.nano import embedded_pack
+from tests.sessions import done, prompt
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=7)
 
@@ -20,21 +19,6 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=7)
 @pytest.fixture(scope="module")
 def engine():
     return open_engine(embedded_pack())
-
-
-def prompt(engine, *turns, thinking=False):
-    """turns: texts, users' and assistants' by turns; a Done stands for its verbatim answer."""
-    messages = []
-    for i, turn in enumerate(turns):
-        if isinstance(turn, Done):
-            messages.append(Message("assistant", turn.text, reasoning_ids=turn.reasoning_ids, body_ids=turn.body_ids))
-        else:
-            messages.append(Message("assistant" if i % 2 else "user", turn))
-    return encode_prompt(engine.tokenizer, engine.family, messages, RenderOptions(thinking=thinking))
-
-
-def done(events) -> Done:
-    return list(events)[-1]
 
 
 def test_events_in_order(engine):

@@ -95,16 +95,25 @@ def convert_pack(
     sync_folder(target)
 
 
-def _prepare(conversion: Conversion, resume: bool) -> None:
-    target, path = conversion.target, conversion.target / UNFINISHED_NAME
+def claim_folder(target: Path, mark: dict, resume: bool, what: str, differing: str) -> None:
+    """Make the folder, or find it begun with the same mark. what: it is becoming, differing: what the mark stands for, in words.
+
+    Raises PackUnsupported for a folder that holds something else, or a part while `resume` is not asked for.
+    """
+    path = target / UNFINISHED_NAME
     if target.exists() and any(target.iterdir()):
         if not path.is_file():
-            raise PackUnsupported(f"{target} is not empty and no conversion began there", "give an empty or a new folder")
+            raise PackUnsupported(f"{target} is not empty and no {what} began there", "give an empty or a new folder")
         if not resume:
-            raise PackUnsupported(f"{target} holds a part of a conversion", "--resume goes on with it")
-        if json.loads(path.read_text(encoding="utf-8")) != conversion.mark:
-            raise PackUnsupported(f"{target} was begun from another source, recipe or version", "convert into another folder")
+            raise PackUnsupported(f"{target} holds a part of a {what}", "--resume goes on with it")
+        if json.loads(path.read_text(encoding="utf-8")) != mark:
+            raise PackUnsupported(f"{target} was begun from another {differing}", "give another folder")
     target.mkdir(parents=True, exist_ok=True)
+
+
+def _prepare(conversion: Conversion, resume: bool) -> None:
+    target, path = conversion.target, conversion.target / UNFINISHED_NAME
+    claim_folder(target, conversion.mark, resume, "conversion", "source, recipe or version")
     missing = sum(t.nbytes for g in conversion.groups if not is_finished(target, g, conversion.mark) for t in g.tensors)
     free = shutil.disk_usage(target).free
     if missing > free:

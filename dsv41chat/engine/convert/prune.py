@@ -19,7 +19,7 @@ from typing import Any
 
 from dsv41chat import __version__
 from dsv41chat.engine.convert.calibrate import CalibrationText, Tally, calibrate, forget
-from dsv41chat.engine.convert.convert import copy_small_files, file_digest, link_file, settle_file, sync_folder, write_json
+from dsv41chat.engine.convert.convert import claim_folder, copy_small_files, file_digest, link_file, settle_file, sync_folder, write_json
 from dsv41chat.engine.convert.layout import CHUNK_BYTES
 from dsv41chat.engine.errors import Cancelled, DoesNotFit, PackUnsupported
 from dsv41chat.engine.layerwise import LayerWalk
@@ -185,16 +185,8 @@ def _part(ref: TensorRef, kept: Mapping[int, list[int]]) -> _Part | None:
 
 
 def _prepare(pruning: Pruning, resume: bool) -> None:
-    target, path = pruning.target, pruning.target / UNFINISHED_NAME
-    if target.exists() and any(target.iterdir()):
-        if not path.is_file():
-            raise PackUnsupported(f"{target} is not empty and no pruning began there", "give an empty or a new folder")
-        if not resume:
-            raise PackUnsupported(f"{target} holds a part of a pruned build", "--resume goes on with it")
-        if json.loads(path.read_text(encoding="utf-8")) != pruning.mark:
-            raise PackUnsupported(f"{target} was begun from another source, text, number of experts or version", "prune into another folder")
-    target.mkdir(parents=True, exist_ok=True)
-    write_json(path, pruning.mark)
+    claim_folder(pruning.target, pruning.mark, resume, "pruning", "source, text, number of experts or version")
+    write_json(pruning.target / UNFINISHED_NAME, pruning.mark)
 
 
 def _demand_room(target: Path, missing: int) -> None:
