@@ -184,6 +184,7 @@ def run(engine: Engine, repeats: int, limit: int, long_tokens: int, short_tokens
     short = unprofitable_text(engine, short_tokens, range(1, seeds + 1), log) if short_tokens else None
     long = unprofitable_text(engine, long_tokens, range(1, max(2, seeds // 3 + 1)), log) if long_tokens else None
     costs = drafting.costs
+    against_best = lambda found: round(found["auto"]["speed"] / max(v["speed"] for k, v in found.items() if k not in ("off", "auto")), 3)
     return {
         "what": "drafted decode against plain decode",
         **environment(),
@@ -198,6 +199,8 @@ def run(engine: Engine, repeats: int, limit: int, long_tokens: int, short_tokens
             "greedy, own answers, best of fixed and auto >= 1.5": max(v["speed"] for v in greedy["all"].values()),
             "greedy, own answers, auto": greedy["all"]["auto"]["speed"],
             "sampled, own answers, auto": sampled["all"]["auto"]["speed"],
+            "greedy, own answers, auto over the best fixed depth >= 0.95": against_best(greedy["all"]),
+            "sampled, own answers, auto over depth 5 >= 0.95": against_best(sampled["all"]),
             f"unprofitable, {short_tokens} tokens, auto >= 0.97": short and [short["auto_speed_median"], short["auto_cpu_speed_median"]],
             f"unprofitable, {long_tokens} tokens, auto >= 0.98": long and [long["auto_speed_median"], long["auto_cpu_speed_median"]],
         },

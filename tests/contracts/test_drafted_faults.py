@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from dsv41chat.engine import rowcheck, sampling
-from dsv41chat.engine.draft import dspark
+from dsv41chat.engine.draft import dspark, host_pass
 from dsv41chat.engine.draft.dspark import DSparkDrafter, DSparkModel
+from dsv41chat.engine.draft.host_pass import HostPass
 from dsv41chat.engine.draft.load import new_drafter
 from dsv41chat.engine.draft.stage import Stage
 from dsv41chat.engine.nn.hyper_connection import HyperConnection
@@ -177,17 +178,19 @@ def test_f10_a_selection_is_used_again_in_the_next_round(family, plain, monkeypa
 # drafter goldens ----------------------------------------------------------------------------------------------------------
 
 
-def goldens_fail() -> bool:
+def goldens_fail(host: bool = False) -> bool:
     """Whether test T9 is red."""
+    model = dataclasses.replace(golden.model("v41_dspark", True), host=host)
     try:
-        check_dspark(DSparkDrafter(golden.model("v41_dspark", True)), golden.arrays("v41_dspark_io"), "")
+        check_dspark(DSparkDrafter(model), golden.arrays("v41_dspark_io"), "")
     except AssertionError:
         return True
     return False
 
 
-def test_without_a_fault_the_goldens_hold():
-    assert not goldens_fail()
+@pytest.mark.parametrize("host", [False, True], ids=["mlx", "host"])
+def test_without_a_fault_the_goldens_hold(host):
+    assert not goldens_fail(host)
 
 
 def test_f11_a_causal_block(monkeypatch):
@@ -210,18 +213,10 @@ def test_f12_a_stage_collapses_with_its_own_mix(monkeypatch):
 
 
 def test_f13_markov_bias_of_the_anchor_for_every_row(monkeypatch):
-    class FirstOnly:
-        def __init__(self, table):
-            self.table, self.shape, self.first = table, table.shape, None
-
-        def __getitem__(self, token):
-            self.first = token if self.first is None else self.first
-            return self.table[self.first]
-
     propose = DSparkModel.propose
 
     def planted(self, *a, **k):
-        table, self.markov_embed = self.markov_embed, FirstOnly(self.markov_embed)
+        table, self.markov_embed = self.markov_embed, FirstRow(self.markov_embed)
         try:
             return propose(self, *a, **k)
         finally:
@@ -242,6 +237,63 @@ def test_f15_positions_off_by_one(monkeypatch):
     table = dspark.rope_table
     monkeypatch.setattr(dspark, "rope_table", lambda f, at: table(f, at - 1 if len(at) == 5 else at))
     assert goldens_fail()
+
+
+class FirstRow:
+    """A table that gives the row of the first token it was asked for, whatever is asked."""
+
+    def __init__(self, table):
+        self.table, self.first = table, None
+
+    def __getitem__(self, token):
+        self.first = token if self.first is None else self.first
+        return self.table[self.first]
+
+
+def causal(monkeypatch):
+    exact = host_pass.attend
+
+    def planted(stage, x, keys, keep, sink, table):
+        n, k = len(x), keys.shape[1]
+        return exact(stage, x, keys, keep & (np.arange(k)[None] <= k - n + np.arange(n)[:, None]), sink, table)
+
+    monkeypatch.setattr(host_pass, "attend", planted)
+
+
+def own_mix(monkeypatch):
+    exact, collapse, newest = host_pass.call, host_pass.collapse, []
+    keep = lambda found: newest.append(found[0]) or found if isinstance(found, tuple) and len(found) == 3 else found
+    monkeypatch.setattr(host_pass, "call", lambda operation, *args: keep(exact(operation, *args)))
+    monkeypatch.setattr(host_pass, "collapse", lambda h, pre: collapse(h, newest[-1]))
+
+
+def one_bias(monkeypatch):
+    exact = HostPass.propose
+
+    def planted(self, *a):
+        table, self.markov = self.markov, FirstRow(self.markov)
+        try:
+            return exact(self, *a)
+        finally:
+            self.markov = table
+
+    monkeypatch.setattr(HostPass, "propose", planted)
+
+
+def normed_confidence(monkeypatch):
+    exact = HostPass.forward
+    monkeypatch.setattr(HostPass, "forward", lambda self, *a: host_pass.norm(exact(self, *a), None, self.model.eps))
+
+
+def one_off(monkeypatch):
+    exact = host_pass.host_table
+    monkeypatch.setattr(host_pass, "host_table", lambda f, at: exact(f, at - 1 if len(at) == 5 else at))
+
+
+@pytest.mark.parametrize("plant", [causal, own_mix, one_bias, normed_confidence, one_off])
+def test_f11_to_f15_in_the_host_pass(monkeypatch, plant):
+    plant(monkeypatch)
+    assert goldens_fail(host=True) and not goldens_fail()
 
 
 def test_f16_ties_go_to_the_last_id(monkeypatch):
