@@ -20,6 +20,8 @@ PULL = 3
 SPIKE = 2.0
 # The very first sample of a size, which may compile or page something in, is believed up to this many times its guess.
 FIRST_CAP = 4.0
+# Drafted rounds after which a plain step is due to be timed again; sooner while few have been.
+STALE_ROUNDS, STALE_AT_FIRST, FEW = 128, 24, 5
 # Plain steps timed before anything is drafted in a process: without the cost of one row there is no loss to account for.
 _FIRST_PLAIN = 2
 
@@ -49,6 +51,7 @@ class DraftCosts:
     def set(self, rows: Sequence[float], draft: float, samples: Sequence[int], draft_samples: int) -> None:
         """Start from these figures, each of so many samples."""
         self.rows, self.draft, self.samples, self.draft_samples = list(rows), draft, list(samples), draft_samples
+        self._since_plain = 0
         # What was timed, apart from what `rows` makes of it; and by how much further rows were more than the first in the beginning.
         self._timed = list(rows)
         self._shape = [max(c / self.rows[0] - 1, 0.01) for c in self.rows]
@@ -59,6 +62,11 @@ class DraftCosts:
     def known(self) -> bool:
         """Whether the figures are seconds of this machine."""
         return self.samples[0] >= _FIRST_PLAIN
+
+    @property
+    def stale(self) -> bool:
+        """Whether a plain step should be timed, which everything is weighed against."""
+        return self._since_plain >= (STALE_AT_FIRST if self.samples[0] < FEW else STALE_ROUNDS)
 
     @property
     def windows_known(self) -> bool:
@@ -80,6 +88,7 @@ class DraftCosts:
             shared = 1 + SHARED_DRIFT * (moved / timed[i] - 1) if samples[i] >= FIRST_COSTS else 1.0
             self._timed = [moved if j == i else c * shared for j, c in enumerate(timed)]
         samples[i] += 1
+        self._since_plain = self._since_plain + 1 if i else 0
         self._draw()
 
     def _draw(self) -> None:

@@ -21,12 +21,11 @@ STEP_DRAFT, STEP_SHADOW, STEP_RATE = 0.10, 0.20, 0.12
 # A share of the decode time, and plain steps. BUDGET and GRANT: what a turn may lose, and BONUS more where earlier answers promise a lot,
 # so that one bad round at its start does not end drafting; LOOK: the part that a pass while parked may take; FIRST_LOOK: the dearest
 # pass that a turn without a loss may try; CREDIT: what is remembered of a gain.
-BUDGET, GRANT, BONUS, LOOK, FIRST_LOOK, CREDIT = 0.015, 1.0, 0.75, 0.5, 1.25, 4.0
+BUDGET, GRANT, BONUS, LOOK, FIRST_LOOK, CREDIT = 0.015, 1.0, 1.0, 0.5, 1.25, 4.0
 # Expected speeds over plain decode: to draft again by what was learned, to go on drafting, good prospects, and to believe the drafter alone.
 ON, OFF, GOOD, SURE = 1.06, 0.99, 1.3, 1.65
 # A round is charged at most this many times what it should have taken.
 LATE = 1.25
-STALE_ROUNDS = 128
 DECAY, PRIOR = 0.97, 2.0
 LONGEST_ROUND_S = 5.0
 
@@ -100,7 +99,6 @@ class DepthPolicy:
         """A new answer: the loss account starts again, what was learned about the text and the machine stays."""
         self.loss = self.total = 0.0
         self.rate: float | None = None
-        self.since_plain = 0
         # Rows that came since the drafter last ran; the prompt's are many.
         self.waiting: float = math.inf
         # A shadow's guesses that are still to be compared, and the proposal and index that the next of them has.
@@ -135,7 +133,7 @@ class DepthPolicy:
         if not self.parked and self.loss > earned + self.grant * one:
             self.parked = True
         if not self.parked:
-            return "plain" if self.since_plain >= STALE_ROUNDS else "draft"
+            return "plain" if self.costs.stale else "draft"
         look = LOOK * one if self.loss > earned else max(LOOK * one, min(self.costs.draft, FIRST_LOOK * one))
         return "shadow" if not self.shadow and self.loss + self.costs.draft <= earned + look else "plain"
 
@@ -190,7 +188,6 @@ class DepthPolicy:
         if timed:
             self.costs.observe(1, seconds)
             self.total += seconds
-        self.since_plain = 0
         self._feed_shadow(emitted[0])
 
     def _learn_drafted(self, proposal: Proposal, kept: int, emitted: Sequence[int], times: RoundTimes, timed: bool) -> None:
@@ -199,7 +196,6 @@ class DepthPolicy:
         # only: the depth was cut because they looked weak, while `gain` asks what a depth earns where it is used.
         for j in range(min(kept, accepted + 1)):
             self._judge(j, proposal.ids[j] == emitted[j], STEP_DRAFT, proposal.confidence)
-        self.since_plain = self.since_plain + 1 if kept else 0
         if timed:
             self.costs.observe(kept + 1, times.verify_s)
             one, modelled = self.costs.rows[0], self.costs.rows[kept] + self.costs.draft

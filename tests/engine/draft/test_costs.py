@@ -122,3 +122,16 @@ def test_guesses_by_route():
         assert draft == pytest.approx(drafted, abs=0.04)
         assert all(math.isfinite(c) and c >= 1 - 1e-9 for c in rows)
     assert prior_costs(BLOCK, 8, 2, host=True)[0][-1] < prior_costs(BLOCK, 8, 2)[0][-1]
+
+
+def test_a_plain_step_is_due_now_and_then_and_sooner_at_first():
+    costs = DraftCosts([0.01 * (1 + 0.16 * j) for j in range(BLOCK + 1)], 0.004)
+    drafted = []
+    for _ in range(400):
+        if not costs.known or costs.stale:
+            costs.observe(1, 0.01)
+            drafted.append(0)
+        else:
+            costs.observe(BLOCK + 1, 0.018)
+            drafted[-1] += 1
+    assert drafted[0] == 0 and drafted[1] == drafted[2] < drafted[-2] == 128 and not costs.stale
