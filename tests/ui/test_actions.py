@@ -6,7 +6,8 @@ The lists come from the keymap and from the palette itself, so an action without
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -288,6 +289,18 @@ def stand_in(world: World, monkeypatch) -> None:
     monkeypatch.setattr(chat, "tell", tell)
 
 
+@asynccontextmanager
+async def acting(tmp_path, monkeypatch) -> AsyncIterator[tuple[World, Any]]:
+    """A running application with its stand-ins, and the pilot that drives it."""
+    script = Script(answer="a word or two")
+    app = make_app(tmp_path, script)
+    async with app.run_test(size=(120, 20)) as pilot:
+        world = World(app, chat_of(app), [], script)
+        await until(lambda: not world.chat.starting and not world.chat.switching)
+        stand_in(world, monkeypatch)
+        yield world, pilot
+
+
 async def by_palette(world: World, pilot, key: Key) -> None:
     """Opens the palette, goes to the action in its list and presses Enter."""
     await pilot.press("ctrl+p")
@@ -329,12 +342,7 @@ async def test_the_palette_lists_every_action_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("way", ["key", "palette"])
 async def test_actions(tmp_path, monkeypatch, group, way):
-    script = Script(answer="a word or two")
-    app = make_app(tmp_path, script)
-    async with app.run_test(size=(120, 20)) as pilot:
-        world = World(app, chat_of(app), [], script)
-        await until(lambda: not world.chat.starting and not world.chat.switching)
-        stand_in(world, monkeypatch)
+    async with acting(tmp_path, monkeypatch) as (world, pilot):
         tried = 0
         for key in GROUPS[group]:
             if (way == "key" and not key.key) or (way == "palette" and key.id in KEY_ONLY):
@@ -362,12 +370,7 @@ async def test_actions(tmp_path, monkeypatch, group, way):
 
 
 async def test_the_palette_acts_on_the_last_message_when_none_is_selected(tmp_path, monkeypatch):
-    script = Script(answer="a word or two")
-    app = make_app(tmp_path, script)
-    async with app.run_test(size=(120, 20)) as pilot:
-        world = World(app, chat_of(app), [], script)
-        await until(lambda: not world.chat.starting and not world.chat.switching)
-        stand_in(world, monkeypatch)
+    async with acting(tmp_path, monkeypatch) as (world, pilot):
         for action in ("message.copy", "message.code", "message.edit", "message.mark", "message.unfold", "message.pager", "message.previous"):
             key = next(key for key in KEYS if key.id == action)
             await fresh(world, key)

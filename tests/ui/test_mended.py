@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from dataclasses import replace
 
@@ -446,3 +447,28 @@ async def test_the_terminals_own_colours_show_frames_and_marks(tmp_path, size):
         kind, colour = chat.composer.styles.border_top
         # A frame in the colour of the text is seen wherever the text is; a low or narrow terminal has no room for one.
         assert (kind == "") if size[0] == 40 else colour.rich_color == style("text").color
+
+
+async def test_an_answer_that_is_whole_is_over_for_its_reader(tmp_path, monkeypatch):
+    """Its turn may still be busy with the state for the next one."""
+    done, left = threading.Event(), []
+    monkeypatch.setattr("dsv41chat.ui.turn._Turn.leave_state", lambda turn: done.wait(60))
+    app = make_app(tmp_path, Script(answer="word " * 2000, delay_s=0.01))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting and not chat.switching)
+        chat.composer.insert("hello")
+        await pilot.press("enter")
+        await until(lambda: chat._answer is not None and chat._answer.text)
+        await pilot.press("escape")
+        await until(lambda: chat._finish is not None)
+        assert chat.pump.running
+        monkeypatch.setattr(app, "leave", lambda code=0: left.append(code))
+        await pilot.press("ctrl+q")
+        assert left == [0] and app.screen is chat
+        app.host.engine.script.answer = "short"
+        chat.composer.insert("next")
+        await pilot.press("enter")
+        await until(lambda: chat.status.queued == 1)
+        done.set()
+        await until(lambda: "next" in [message.text for message in app.store.path_to(chat.leaf_id)] and not chat.pump.running)

@@ -403,11 +403,12 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
 
     def action_quit_asking(self) -> None:
         waiting = bool(self.held or self.queue) and self.switching
-        if not (self.pump.running or waiting) or not self.app.settings.ui.confirm_quit:
+        answering = self.pump.running and self._finish is None
+        if not (answering or waiting) or not self.app.settings.ui.confirm_quit:
             self.app.leave()
             return
-        question = "An answer is running." if self.pump.running else "A message waits for the build. It is kept, and not sent."
-        choices = [("quit", "stop the answer and quit" if self.pump.running else "quit"), ("stay", "keep running")]
+        question = "An answer is running." if answering else "A message waits for the build. It is kept, and not sent."
+        choices = [("quit", "stop the answer and quit" if answering else "quit"), ("stay", "keep running")]
         self.app.push_screen(AskScreen(question, choices), lambda answer: self.app.leave() if answer == "quit" else None)
 
     def action_new_conversation(self) -> None:

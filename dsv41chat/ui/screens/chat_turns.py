@@ -30,7 +30,7 @@ class TurnActions:
         self.pump = TurnPump(self.app.controller, self.turn_events, self.turn_ended)
         self.queue: list[Any] = []
         self.held = ""
-        self._queued_loading = False
+        self._queued_loading = self._sent_after = False
         self._pending: Entry | None = None
         self._answer: Entry | None = None
         self._sent = ""
@@ -80,6 +80,7 @@ class TurnActions:
         self._sent = shown or ""
         self._sent_queue_id = request.queue_id
         self._failure = self._finish = None
+        self._sent_after = False
         self._pending = self._answer = None
         for entry in [entry for entry in self.transcript.entries if entry.key == WAITING]:
             # It says what to do now, and that is done.
@@ -205,7 +206,7 @@ class TurnActions:
         self.show_status()
         self.show_keys()
         self.query_one(Sidebar).reload(self.conversation.id if self.conversation else None)
-        if self.queue and normal:
+        if self.queue and (normal or self._sent_after):
             self.call_later(self.action_send_queued)
         elif self.queue:
             self.tell_queue()
@@ -293,6 +294,8 @@ class TurnActions:
             self.tell(str(error), "error")
             return
         self._queued_loading = self._queued_loading or self.switching
+        # The answer is whole on the screen; only its turn is not over yet.
+        self._sent_after = self._sent_after or self._finish is not None
         self.composer.remember(text)
         self.composer.reset()
         self.reload_queue()

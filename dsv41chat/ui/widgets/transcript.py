@@ -47,6 +47,7 @@ class Transcript(TranscriptLayout, can_focus=True):
         self.selected: int | None = None
         self._shift = 0
         self._query = ""
+        self._base: Style | None = None
         self._current: tuple[int, int, int] | None = None
 
     # Content ------------------------------------------------------------------------------------------------------------
@@ -202,16 +203,37 @@ class Transcript(TranscriptLayout, can_focus=True):
         """
         if self._marked:
             return super().render_lines(crop)
-        filters, background = self.get_line_filters(), self.background_colors[1]
+        filters, background, width = self.get_line_filters(), self.background_colors[1], self.size.width
+        first = crop.y + self.scroll_offset.y
+        self._base = None
         strips = []
-        for y in crop.line_range:
-            strip = self.render_line(y)
+        for y, found in enumerate(self._rows(first, crop.height), first):
+            strip = self._strip(found, y, width, marked=False)
             for line_filter in filters:
                 strip = strip.apply_filter(line_filter, background)
             strips.append(strip)
-        if crop.column_span != (0, self.size.width):
+        if crop.column_span != (0, width):
             strips = [strip.crop(*crop.column_span) for strip in strips]
         return strips
+
+    def _rows(self, first: int, count: int) -> list[tuple[int, Line] | None]:
+        """What `_line` gives for `count` rows from the absolute row `first` on; each part is looked for once."""
+        found: list[tuple[int, Line] | None] = []
+        width = self._text_width()
+        while len(found) < count:
+            y = first + len(found)
+            if not self._width or not self.entries or not 0 <= y < self._tops[-1]:
+                found.append(None)
+                continue
+            index, number, row = self._locate(y)
+            entry = self.entries[index]
+            if not entry.heights or entry.width != width:
+                found.append(None)
+                continue
+            room = max(1, min(count - len(found), entry.heights[number] - row))
+            lines = self._get_renderer().lines(entry.part(number))[row : row + room]
+            found += [(index, line) for line in lines] + [None] * (room - len(lines))
+        return found
 
     @property
     def _marked(self) -> bool:
@@ -219,20 +241,22 @@ class Transcript(TranscriptLayout, can_focus=True):
         return self.has_focus or bool(self._query) or self.text_selection is not None
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
         absolute = y + self.scroll_offset.y
-        found = self._line(absolute) if self._width else None
+        self._base = None
+        return self._strip(self._line(absolute) if self._width else None, absolute, self.size.width, self._marked)
+
+    def _strip(self, found: tuple[int, Line] | None, absolute: int, width: int, marked: bool) -> Strip:
+        """The strip of a line at an absolute row, or of a row without one. marked: see `_marked`, which walks up the tree."""
         if found is None:
             if self._width and 0 <= absolute < self._tops[-1]:
                 self.call_later(self._settle)
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self._base_style())
         index, line = found
-        focused = self.has_focus and index == self.selected
-        plain = not focused and not self._query and self.text_selection is None and not (line.scrolled and self._shift)
+        focused = marked and self.has_focus and index == self.selected
+        plain = not focused and not self._query and not (line.scrolled and self._shift) and (not marked or self.text_selection is None)
         if plain and (known := self._strips.get((id(line), absolute))) is not None and known[0] is line:
             return known[1]
-        # Not before: it walks up the tree, as long as all the rest takes.
-        base = self.rich_style
+        base = self._base_style()
         gutter = Segment("▌ " if focused else "  ", self._get_renderer().options.palette.cursor if focused else base)
         strip = line.strip
         room = self._text_width()
@@ -247,6 +271,12 @@ class Transcript(TranscriptLayout, can_focus=True):
             # The line is kept with its strip: its id is its own as long as it lives.
             self._strips[id(line), absolute] = (line, strip)
         return strip
+
+    def _base_style(self) -> Style:
+        """The style of the widget; asked once for a view, because it walks up the tree, as long as all the rest of a line takes."""
+        if self._base is None:
+            self._base = self.rich_style
+        return self._base
 
     def _crop(self, strip: Strip, room: int) -> Strip:
         """A long line of code or of a wide table: the part in view, with marks where it goes on."""
