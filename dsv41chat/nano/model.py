@@ -42,13 +42,11 @@ from .arch import (
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 EPS = 1e-20
-COMPILED: list[str] = []  # names of the functions that are compiled one by one (compile_ahead.py)
 SAMPLED = 64  # rows per sequence on which the indexer's loss is taken
 
 
 def compiled(function):
     """Compile for the GPU; the CPU tests run eagerly (so does anything under DSV41_EAGER=1)."""
-    COMPILED.append(function.__name__)
     return function if DEVICE == "cpu" or os.environ.get("DSV41_EAGER") else torch.compile(function, dynamic=False)
 
 

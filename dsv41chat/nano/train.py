@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from . import arch, compile_ahead, corpus, evalset, export, model, report, tokenizer
+from . import arch, corpus, evalset, export, model, report, tokenizer
 from .generators.turns import KINDS
 from .model import BLOCK, DEVICE, Model
 
@@ -442,7 +442,6 @@ def options() -> argparse.Namespace:
     add("--long-from", type=float, default=0.12)
     add("--long-every", type=int, default=4)
     add("--workers", type=int, default=11)
-    add("--compilers", type=int, default=0, help="processes that compile for the GPU beforehand; 0: the first step compiles one by one")
     add("--seed", type=int, default=arch.SEED)
     add("--stream-seed", type=int, default=1000)
     add("--steps", type=int, default=0, help="fixed number of steps instead of the clock (tests)")
@@ -473,7 +472,8 @@ def run(args: argparse.Namespace) -> None:
         if DEVICE == "cpu":
             torch.set_num_threads(1)
         torch.manual_seed(args.seed)
-        compile_ahead.settings()
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        _dynamo_limits()
         t = Trainer(args.data, args)
         count = lambda test: sum(p.numel() for k, p in t.model.p.items() if test(k))
         log(
@@ -485,8 +485,6 @@ def run(args: argparse.Namespace) -> None:
             tables=count(lambda k: "table" in k),
             drafter=count(lambda k: k.startswith("mtp")),
         )
-        if DEVICE == "cuda" and args.compilers:
-            compile_ahead.run(t, (args.short_shape, args.long_shape), args.compilers, log)
         _warm(t, log, short, long)
         if args.start:
             _fill(t, *export.read_weights(args.start))
@@ -521,6 +519,14 @@ def run(args: argparse.Namespace) -> None:
         for worker in workers:
             worker.terminate()
         pool.terminate()
+
+
+def _dynamo_limits() -> None:
+    import torch._dynamo as dynamo
+
+    for name in ("cache_size_limit", "recompile_limit", "accumulated_cache_size_limit", "accumulated_recompile_limit"):
+        if hasattr(dynamo.config, name):
+            setattr(dynamo.config, name, 256)
 
 
 def _warm(t: Trainer, log: Log, short, long) -> None:

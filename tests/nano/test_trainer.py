@@ -51,31 +51,6 @@ def test_it_goes_on_from_a_pack_and_exports_its_best_state(tmp_path):
     assert all(np.isfinite(v).all() for v in weights.values())
 
 
-def test_the_calls_that_are_compiled_ahead_are_those_of_a_step(tmp_path, monkeypatch):
-    from argparse import Namespace
-
-    from dsv41chat.nano import compile_ahead, model, train
-    from dsv41chat.nano.corpus import Corpus
-
-    shapes = ((2, 128), (1, 512))
-    trainer = train.Trainer(folder(tmp_path), Namespace(seed=41, long_shape=shapes[1], lr=1e-3, row_noise=0.2))
-    expected, met = compile_ahead.calls(trainer, shapes), set()
-
-    def watched(name, own):
-        def call(*arguments):
-            met.add(compile_ahead.Call(name, torch.is_grad_enabled(), tuple(compile_ahead._argument(a) for a in arguments)))
-            return own(*arguments)
-
-        return call
-
-    for name in model.COMPILED:
-        monkeypatch.setattr(model, name, watched(name, getattr(model, name)))
-    stream = Corpus(tmp_path, 3)
-    for shape in shapes:
-        trainer.forward(train.to_device(stream.batch(*shape)))
-    assert met == set(expected) and not any(wrong for *_, wrong in map(compile_ahead.compile_call, expected))
-
-
 def test_rounding_in_the_trainer_is_the_exporters(tmp_path):
     from dsv41chat.nano import model
 
