@@ -100,7 +100,8 @@ def install(run: Path, data: Path, pack: Path, receipts: Path) -> None:
     (pack / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()), encoding="utf-8")
     export.write_settings(pack, data / "tokenizer.json")
     dump(pack / "eval.json", {"trainer": trainer_part(log)})
-    done = receipt(log)
+    done, earlier = receipt(log), before.get("continued", [])
+    name = "training_continued" + (f"_{len(earlier) + 1}" if earlier else "") + ".json"
     part = dict(
         steps=done["steps"],
         tokens=done["tokens"],
@@ -109,11 +110,11 @@ def install(run: Path, data: Path, pack: Path, receipts: Path) -> None:
         torch=done["torch"],
         command=done["command"],
         started_from=before["shard_sha256"],
-        receipt="dsv41chat/nano/receipts/training_continued.json",
+        receipt=f"dsv41chat/nano/receipts/{name}",
     )
-    papers = before | dict(continued=[*before.get("continued", []), part], shard_sha256=digests)
+    papers = before | dict(continued=[*earlier, part], shard_sha256=digests)
     export.write_json(pack / "provenance.json", papers)
-    dump(receipts / "training_continued.json", done)
+    dump(receipts / name, done)
 
 
 def pooled(sets: dict[str, dict], names: list[str]) -> float:

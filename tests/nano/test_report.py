@@ -43,8 +43,9 @@ def test_a_run_becomes_a_pack_with_its_papers(tmp_path):
     assert sets["sets"]["definitions"]["exact"] == 0.9 and sets["sets"]["definitions"]["bar"] == 0.9
     assert sets["float32_weights"]["definitions"]["exact"] == 0.8 and sets["controls"][0]["engram"] == "off"
     papers = json.loads((pack / "provenance.json").read_text())
-    assert papers["continued"][0]["started_from"] == old["shard_sha256"] and papers["steps"] == old["steps"]
+    assert papers["continued"][-1]["started_from"] == old["shard_sha256"] and papers["steps"] == old["steps"]
     listed = dict(line.split("  ")[::-1] for line in (pack / "SHA256SUMS").read_text().splitlines())
     assert listed == papers["shard_sha256"]
-    assert json.loads((receipts / "training_continued.json").read_text())["steps"] == 60
+    written = [json.loads(path.read_text()) for path in receipts.iterdir()]
+    assert [r["steps"] for r in written] == [60] and (papers["continued"][-1]["receipt"].endswith(next(receipts.iterdir()).name))
     assert probe_pack(pack).has_tokenizer and (pack / "config.json").read_bytes() == (embedded_pack() / "config.json").read_bytes()

@@ -33,7 +33,7 @@ def test_a_pipe_gets_the_answer_and_nothing_else(tmp_path):
     assert first.startswith("nano answers: ") and len(first) < 240
 
 
-UNSURE = "zqx vbn"  # a prompt that the model has no one answer to
+UNSURE = "xq"  # a prompt that the model has no one answer to
 
 
 def test_seeds_repeat_in_new_processes_and_differ_from_each_other(tmp_path):
