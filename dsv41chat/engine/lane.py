@@ -91,7 +91,7 @@ class Lane:
         )
 
     def write(self, name: str, slots: Any, rows: Any) -> None:
-        """Put rows [k, ...] at ring slots [k]; slots are distinct."""
+        """Put rows [k, ...] at ring slots [k], or at a slice of them; slots are distinct."""
         self.buffers[name][slots] = rows
 
     def append(self, name: str, first: int, rows: Any) -> None:

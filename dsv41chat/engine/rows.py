@@ -43,6 +43,11 @@ class Rows:
             return parts[0]
         return np.concatenate(parts, axis) if self.host else mx.concatenate(list(parts), axis)
 
+    def ring_slots(self, positions: np.ndarray, capacity: int) -> Any:
+        """Where consecutive positions lie in a ring: a slice, which is written as one run, or int32 slots where the ring begins anew."""
+        slots = (positions % capacity).astype(np.int32)
+        return slice(int(slots[0]), int(slots[-1]) + 1) if slots[-1] - slots[0] == len(slots) - 1 else self.array(slots)
+
     def table(self, spec: RopeSpec, positions: np.ndarray) -> tuple[Any, Any]:
         """Rope table of any positions."""
         return (host_table if self.host else rope_table)(self.frequencies[spec], positions)
@@ -58,7 +63,7 @@ class Rows:
 
     @cached_property
     def blocks(self) -> list[tuple[slice, Any, Any, Any]]:
-        """(rows, write slots [b], window slots [b, W], present [b, W]) for blocks of at most ring - W rows.
+        """(rows, write slots as `ring_slots`, window slots [b, W], present [b, W]) for blocks of at most ring - W rows.
 
         A block is written to the ring before it is read, so one gather serves one row and many, always W slots wide in
         chronological order, absent ones masked in front. Longer blocks would overwrite rows that they still have to see.
@@ -67,6 +72,6 @@ class Rows:
         for a in range(0, self.n, self.ring - self.window):
             part = slice(a, min(self.n, a + self.ring - self.window))
             at = self.positions[part, None] + np.arange(1 - self.window, 1)
-            write = self.array((self.positions[part] % self.ring).astype(np.int32))
+            write = self.ring_slots(self.positions[part], self.ring)
             out.append((part, write, self.array((np.maximum(at, 0) % self.ring).astype(np.int32)), self.array(at >= 0)))
         return out

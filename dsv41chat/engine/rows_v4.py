@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -24,11 +26,11 @@ def slots_for(count: int) -> int:
 
 @dataclass(frozen=True)
 class GroupBlock:
-    """Rows `part` of a call: their ring slots, and the groups [first, last) that they complete with the ring slots of all raw rows
-    that these pool (None without a group)."""
+    """Rows `part` of a call: where they lie in their ring (`Rows.ring_slots`), and the groups [first, last) that they complete with the
+    ring slots of all raw rows that these pool (None without a group)."""
 
     part: slice
-    write: mx.array
+    write: slice | mx.array
     first: int
     last: int
     read: mx.array | None
@@ -40,8 +42,15 @@ class RowsV4(Rows):
     def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict, host: bool = False):
         super().__init__(ids, start, window, ring, frequencies, None, host)
         self._places: dict[int, mx.array] = {}
+        self._made: dict[tuple, Any] = {}
         self._groups: dict[tuple[int, bool, int], list[GroupBlock]] = {}
         self._entry_tables: dict[tuple, tuple[mx.array, mx.array]] = {}
+
+    def once(self, key: tuple, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made by the first layer that asks."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     @cached_property
     def tokens(self) -> mx.array:
@@ -68,7 +77,7 @@ class RowsV4(Rows):
         if last > first:
             lead = 1 if layer.overlap and first > 0 else 0
             read = slots(np.arange((first - lead) * layer.ratio, last * layer.ratio))
-        return GroupBlock(part, slots(self.positions[part]), first, last, read)
+        return GroupBlock(part, self.ring_slots(self.positions[part], capacity), first, last, read)
 
     @staticmethod
     def entry_positions(first: int, count: int, ratio: int) -> np.ndarray:

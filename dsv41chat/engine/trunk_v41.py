@@ -141,9 +141,10 @@ class TrunkV41:
         taps, streams = [], (h, pre, None, None, None)
         for layer in self.layers:
             tapped = want_taps and layer.plan.index in self.tap_layers
-            if tapped or layer.engram is not None:
+            added = layer.engram is not None and ticket is not None
+            if tapped or added:
                 h, pre = self.settle(*streams), streams[1]
-                if layer.engram is not None and ticket is not None:
+                if added:
                     slot = layer.plan.engram_slot
                     if not rows.host and not ticket.ready(slot):
                         mx.async_eval(h, pre)

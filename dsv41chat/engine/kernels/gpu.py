@@ -253,8 +253,8 @@ def _raw_rows(backend: Backend, site: Site) -> Callable:
     o = site.owner
     if o.wgate is None:
         raise Declined("")
-    pair = PairMatvec(backend, narrowed(bare(o.wkv)), narrowed(bare(o.wgate)), mx.float32, getattr(o, "ape", None))
-    return _few(lambda x, *positions: pair(x, *positions).reshape(x.shape[0], 2, -1), site.stock)
+    pair = PairMatvec(backend, narrowed(bare(o.wkv)), narrowed(bare(o.wgate)), mx.float32, getattr(o, "ape", None), split=True)
+    return _few(pair, site.stock)
 
 
 def _entries(backend: Backend, site: Site) -> Callable:

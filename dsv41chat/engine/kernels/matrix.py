@@ -122,10 +122,10 @@ class Matvec:
 class PairMatvec:
     """Two matrices of one form on the same rows in one launch: x [n, in] -> [n, first + second] in `dtype`, for at most MOST_ROWS rows.
 
-    table float32 [r, second]: row positions[m] % r of it is added to the second outputs of row m.
+    table float32 [r, second]: row positions[m] % r of it is added to the second outputs of row m. split: the result is [n, 2, first].
     """
 
-    def __init__(self, backend: Backend, first: Any, second: Any, dtype: mx.Dtype, table: mx.array | None = None):
+    def __init__(self, backend: Backend, first: Any, second: Any, dtype: mx.Dtype, table: mx.array | None = None, split: bool = False):
         """Raises Declined."""
         a, b = stored(first), stored(second)
         if a.form != b.form or a.inputs != b.inputs or a.arrays[0].ndim != 2 or b.arrays[0].ndim != 2:
@@ -133,6 +133,7 @@ class PairMatvec:
         self.backend, self.dtype, self.first, self.second, self.table = backend, dtype, a, b, table
         rows = next(r for r in ((4, 2, 1) if a.form.bits <= 4 else (2, 1) if a.form.bits <= 16 else (1,)) if not (a.outputs % r or b.outputs % r))
         self.outputs = a.outputs + b.outputs
+        self.shape = (2, a.outputs) if split else (self.outputs,)
         self.simds = _largest(self.outputs // rows, 4, 2, 1)
         self.constants = {"K": a.inputs, "N": a.outputs, **a.form.constants(), "R": rows, "NSG": self.simds, "XS": a.inputs, "RG": 0}
         self.constants |= {"N2": b.outputs, "AR": 0 if table is None else table.shape[0], "OF": int(dtype == mx.float32)}
@@ -143,7 +144,7 @@ class PairMatvec:
         added = (rows, rows) if self.table is None else (self.table, positions)
         inputs = [x, *self.first.arrays, rows, *self.second.arrays, *added]
         grid = self.outputs // (self.constants["R"] * self.simds), 1, 1
-        return self.backend.run(MATVEC, inputs, constants, grid, 32 * self.simds, [((n, self.outputs), self.dtype)])[0]
+        return self.backend.run(MATVEC, inputs, constants, grid, 32 * self.simds, [((n, *self.shape), self.dtype)])[0]
 
 
 class Experts:

@@ -65,7 +65,7 @@ _METHODS: dict[type, dict[str, str]] = {
     Indexer: {
         "score": "scores", "select": "select", "queries": "queries", "visible": "visible", "candidates": "candidates", "among": "among",
     },
-    IndexerV4: {"score": "scores", "select": "select", "queries": "queries", "visible": "visible"},
+    IndexerV4: {"score": "scores", "select": "select", "queries": "queries"},
     Compressor: {"raw_rows": "raw_rows", "pool_rows": "pool", "entries": "entries"},
     CompressorV4: {"raw_rows": "raw_rows", "pool": "pool", "entry_rows": "entries"},
     MoE: {"choose": "router", "experts": "experts"},

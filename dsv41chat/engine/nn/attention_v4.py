@@ -66,12 +66,19 @@ class AttentionV4:
                 last, local = out[-1:], slice(cut.start - part.start, cut.stop - part.start)
                 chosen = (None, None, None)
                 if width and picked is None:
-                    chosen = lane.buffers[f"pool.{self.layer.index}"], *self.visible(after(rows.length(self.layer.ratio)[cut], *last), width)
+                    chosen = lane.buffers[f"pool.{self.layer.index}"], *self._all(rows, cut, width, last)
                 elif width:
                     chosen = lane.buffers[f"pool.{self.layer.index}"], picked[0][cut, :width], picked[1][cut, :width]
                 window = lane.buffers[name], after(slots[local], *last), present[local]
                 out.append(self.gathered(after(q[cut], *last), (cos[cut], sin[cut]), *window, *chosen))
         return rows.concatenate(out)
+
+    def _all(self, rows: RowsV4, cut: slice, width: int, last: list[mx.array]) -> tuple[mx.array, mx.array]:
+        """`visible` of rows `cut`. Where one list serves the whole call, it serves all layers of its kind."""
+        ratio = self.layer.ratio
+        if cut.stop - cut.start < rows.n:
+            return self.visible(after(rows.length(ratio)[cut], *last), width)
+        return rows.once(("visible", ratio, width), lambda: self.visible(rows.length(ratio), width))
 
     def _cuts(self, rows: RowsV4, part: slice, everything: bool) -> Iterator[tuple[slice, int]]:
         """(rows, entry slots) of calls of the core. everything: lists hold all that a row sees; they grow with the context, so they are made

@@ -81,7 +81,7 @@ class Compressor:
             slots = np.arange(rows.start - carried, rows.start, dtype=np.int32) % capacity
             group = rows.concatenate([lane.buffers[name][rows.array(slots)], raw])
         kept = rows.positions[-min(rows.n, capacity) :]
-        lane.write(name, rows.array((kept % capacity).astype(np.int32)), raw[rows.n - len(kept) :])
+        lane.write(name, rows.ring_slots(kept, capacity), raw[rows.n - len(kept) :])
         count = group.shape[0] // r
         return self.pool_rows(group[: count * r]) if count else None
 

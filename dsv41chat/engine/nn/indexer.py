@@ -53,11 +53,14 @@ class Indexer:
             return
         q, weight = self.queries(x, qr, rows.tables[self.layer.rope])
         keys = self.keys(lane)
+        # While all entries lie in as many blocks as are kept, every entry is a candidate.
+        makes = self.layer.makes_candidates and rows.last_length(self.layer.ratio) > self.block * self.blocks
+        rows.candidates = None if self.layer.makes_candidates else rows.candidates
         picked, blocks = [], []
         for part in row_blocks(rows.n, CHOICE_BYTES * keys.shape[0]):
             done = [a for found in (*picked[-1:], *blocks[-1:]) for a in found]
             score = self.score(after(q[part], *done), weight[part], keys, length[part])
-            if self.layer.makes_candidates:
+            if makes:
                 blocks.append(self.candidates(score, length[part]))
             elif self.layer.uses_candidates and rows.candidates is not None:
                 score = self.among(score, tuple(a[part] for a in rows.candidates))

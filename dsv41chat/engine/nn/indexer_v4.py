@@ -40,16 +40,16 @@ class IndexerV4:
         wq_b, proj = source.linear(f"{p}.wq_b.weight"), source.linear(f"{p}.weights_proj.weight", rounds=False, dtype=mx.float32)
         return cls(layer, compressor, wq_b, proj, compressor.mix, c.index_n_heads, c.index_head_dim, c.index_topk, qat_sim)
 
-    def __call__(self, lane: Lane, rows: RowsV4, x: mx.array, qr: mx.array) -> tuple[mx.array, mx.array]:
-        """x [n, D] the layer's normed input, qr [n, q_rank] its low-rank query -> (index, present), each [n, slots].
+    def __call__(self, lane: Lane, rows: RowsV4, x: mx.array, qr: mx.array) -> tuple[mx.array, mx.array] | None:
+        """x [n, D] the layer's normed input, qr [n, q_rank] its low-rank query -> (index, present), each [n, slots], of the best entries.
 
-        Keys are appended in every call. While every row sees at most topk entries all are taken and nothing is scored; the set is
-        the same.
+        Keys are appended in every call. While every row sees at most topk entries nothing is scored, and None says that all are taken;
+        the set is the same.
         """
         self.compressor(lane, rows, x)
-        length = rows.length(self.layer.ratio)
         if rows.last_length(self.layer.ratio) <= self.topk:
-            return self.visible(length)
+            return None
+        length = rows.length(self.layer.ratio)
         q, weight = self.queries(x, qr, rows.tables[self.layer.rope])
         keys = lane.buffers[self.compressor.entries]
         picked = []
@@ -64,10 +64,6 @@ class IndexerV4:
         q = self.mix(q.astype(mx.float32)).astype(q.dtype)
         weight = self.weights_proj(x.astype(mx.float32)) * (self.head_dim**-0.5 * self.heads**-0.5)
         return (fakequant.v4_fp4(q) if self.qat_sim else q), weight
-
-    def visible(self, length: mx.array) -> tuple[mx.array, mx.array]:
-        """(index, present), each [n, slots], of rows that see at most topk entries: all of them."""
-        return select.first_visible(length, slots_for(self.topk))
 
     def select(self, score: mx.array) -> tuple[mx.array, mx.array]:
         """score float32 [n, T] -> (index int32 [n, slots] ascending, present [n, slots]) of the best entries."""

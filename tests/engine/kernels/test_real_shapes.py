@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import mlx.core as mx
 import pytest
 
-from tests.engine.kernels.paper import call_every_kernel, on_paper, paper
+from dsv41chat.bench import ops
+from dsv41chat.engine.pack.build import arrays_of
+from tests.engine.kernels.paper import BUILDS, call_every_kernel, on_paper, paper
 from tests.engine.kernels.shim import _library, _program, needs_compiler
 
 __all__ = ["paper"]
@@ -30,6 +35,18 @@ def test_a_decode_step_is_few_launches(paper):
     assert count["finish_rows"] >= 2 * layers
     assert ("tensor_matvec" in count) == (backend.dialect == "cuda" and trunk.layers[0].attention.weights.wq_a.packed.mode == "affine")
     assert sum(count.values()) <= 19 * layers + 32, "the head and the owners of entries come on top"
+
+
+@on_paper(*((build, dialect) for build in BUILDS if build[1] == "affine-4" for dialect in ("metal", "cuda")))
+def test_a_decode_step_is_few_primitives(paper):
+    """Everything in the graph of a step, launches and the small operations between them. spec: performance, P4."""
+    trunk, *_ = paper
+    if trunk.config.family == "v41":
+        trunk = replace(trunk, hasher=None)
+    lane = trunk.new_lane()
+    mx.eval(trunk.forward(lane, [5], 0).arrays(), lane.arrays(), arrays_of(trunk))  # constants are there after the first step
+    found = ops.count(trunk, 512, ops.LIMIT_KERNELS)
+    assert found["mean_per_layer"] <= found["limit"] == 25, found["first_layers"]
 
 
 @needs_compiler
