@@ -194,7 +194,8 @@ def test_a_window_ring_of_the_window_alone_is_caught(monkeypatch, tiny_pack, sou
     blocks = RowsV4.blocks.func
 
     def narrow(self):
-        return [(part, write % self.window, slots % self.window, present) for part, write, slots, present in blocks(self)]
+        write = lambda part: self.ring_slots(self.positions[part], self.window)
+        return [(part, write(part), slots % self.window, present) for part, _, slots, present in blocks(self)]
 
     monkeypatch.setattr(RowsV4, "blocks", property(narrow))
     assert not g.same_bits(speculate(trunk, ids, random.Random(5), 20)[0], truth)
