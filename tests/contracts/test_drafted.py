@@ -1,6 +1,7 @@
 """Contract C1: drafted decode gives plain decode's tokens, whatever drafts, how deep and how badly.
 
-On tiny packs of both families with scripted drafters; `test_drafted_states` has contract C2, `test_drafted_own` the packs' own drafters.
+On a tiny pack of V4.1 with scripted drafters; `test_drafted_v4` has the same of V4, so that both can run at once. `test_drafted_states`
+has contract C2, `test_drafted_own` the packs' own drafters.
 Prompts of 11 tokens and answers of 26 cross the window (16; 32 in V4), the ring's end, group borders and the change from all entries to
 the best ones.
 """
@@ -11,9 +12,14 @@ import pytest
 
 from dsv41chat.engine.draft.guard import GuardedDrafter
 from tests import drafting
-from tests.drafting import COUNT, PROMPT, SETTINGS, RandomDepth
+from tests.drafting import COUNT, PROMPT, SETTINGS, Family, RandomDepth
 
 DEPTHS = [0, 1, 2, 3, 4, 5, "auto"]
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory) -> Family:
+    return Family("v41", tmp_path_factory.mktemp("pack"))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
