@@ -37,7 +37,8 @@ def fill(lane: Lane, n: int, vocab: int) -> None:
 
 
 def measure(engine: Engine, cached: Sequence[int], steps: int) -> dict[str, Any]:
-    """By number of cached tokens: ms per step, ms of it in index scoring, bytes of a chunk's peak and of the state."""
+    """By number of cached tokens: ms per step, ms of it in index scoring, bytes of a chunk's peak, of the state, and of the
+    state as it is planned before a build is opened (at its peak, while its largest buffer grows)."""
     out = {}
     for n in cached:
         stepper = arms.Stepper(engine)
@@ -56,6 +57,7 @@ def measure(engine: Engine, cached: Sequence[int], steps: int) -> dict[str, Any]
             "step_ms": arms.milliseconds(stepper.rounds), "scoring_ms": round(scoring, 4) if lane.host else None,
             "without_scoring_ms": round(1000 * statistics.median(stepper.rounds) - scoring, 4) if lane.host else None,
             "chunk_peak_bytes": _chunk_peak(engine, stepper, n), "state_bytes": sum(b.nbytes for b in lane.buffers.values()),
+            "planned_state_bytes": engine.admission.plan.state(n),
         }  # fmt: skip
     return out
 

@@ -38,6 +38,7 @@ def small_bounds(monkeypatch, t) -> None:
     scored = [select.CHOICE_BYTES * (longest // p.ratio) for p in t.plan if p.scores]
     seen = [8 * c.head_dim * (c.sliding_window + longest // p.ratio) for p in t.plan if p.owns_pool and not p.scores]
     monkeypatch.setattr(blocks, "LEAST_BYTES", max(scored + seen))
+    monkeypatch.setattr(blocks, "HOST_BYTES", max(scored + seen))
     monkeypatch.setattr(blocks, "ROW_BYTES", 0)
     monkeypatch.setattr(attend, "KEY_TILE", 1024)
     monkeypatch.setattr(blas_attention, "_KEY_TILE", 256)
@@ -68,7 +69,7 @@ def test_a_chunk_after_a_long_context_needs_no_more_than_after_a_short_one(build
     short, long = (chunk_peak(t, cached) for cached in CONTEXTS[t.config.family])
     assert long <= 1.2 * short, (short, long)
     # The fault: all rows of a call in one block.
-    whole = lambda n, row_bytes: iter([slice(0, n)])
+    whole = lambda n, *rest: iter([slice(0, n)])
     for module in (indexer, indexer_v4, attend, attention_v4):
         monkeypatch.setattr(module, "row_blocks", whole)
     assert chunk_peak(t, CONTEXTS[t.config.family][1]) > 2 * short
@@ -81,6 +82,7 @@ def test_cuts_between_rows_and_keys_change_no_bit(build, routes, monkeypatch):
     ids = (golden()["input_ids"][:n] if hasattr(t, "hasher") else np.random.default_rng(3).integers(3, t.config.vocab_size, n)).tolist()
     whole = run(t, ids)
     monkeypatch.setattr(blocks, "LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr(blocks, "HOST_BYTES", 1 << 10)
     monkeypatch.setattr(blocks, "ROW_BYTES", 64)
     monkeypatch.setattr(attend, "KEY_TILE", 64)
     np.testing.assert_array_equal(run(t, ids), whole)

@@ -85,7 +85,7 @@ class AttentionV4:
         for few rows at a time."""
         most = self.indexer.topk if self.indexer is not None else None
         for tile, width in rows.tiles(part, self.layer.ratio, most):
-            for cut in row_blocks(tile.stop - tile.start, _LIST_BYTES * width if everything else 0):
+            for cut in row_blocks(tile.stop - tile.start, _LIST_BYTES * width if everything else 0, rows.host):
                 yield slice(tile.start + cut.start, tile.start + cut.stop), width
 
     def gathered(

@@ -57,7 +57,7 @@ class Indexer:
         makes = self.layer.makes_candidates and rows.last_length(self.layer.ratio) > self.block * self.blocks
         rows.candidates = None if self.layer.makes_candidates else rows.candidates
         picked, blocks = [], []
-        for part in row_blocks(rows.n, CHOICE_BYTES * keys.shape[0]):
+        for part in row_blocks(rows.n, CHOICE_BYTES * keys.shape[0], rows.host):
             done = [a for found in (*picked[-1:], *blocks[-1:]) for a in found]
             score = self.score(after(q[part], *done), weight[part], keys, length[part])
             if makes:

@@ -53,7 +53,7 @@ class IndexerV4:
         q, weight = self.queries(x, qr, rows.tables[self.layer.rope])
         keys = lane.buffers[self.compressor.entries]
         picked = []
-        for part in row_blocks(rows.n, select.CHOICE_BYTES * keys.shape[0]):
+        for part in row_blocks(rows.n, select.CHOICE_BYTES * keys.shape[0], rows.host):
             done = picked[-1] if picked else ()
             picked.append(self.select(self.score(after(q[part], *done), weight[part], keys, length[part])))
         return tuple(rows.concatenate(parts) for parts in zip(*picked))

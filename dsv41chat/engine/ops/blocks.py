@@ -10,13 +10,14 @@ from typing import Any
 
 import mlx.core as mx
 
-# What a block may need, per row of its call, and what any block may need.
-ROW_BYTES, LEAST_BYTES = 256 << 10, 32 << 20
+# What a block may need, per row of its call, and what any block may need. On the host, where a block costs no launches, what fits a cache.
+ROW_BYTES, LEAST_BYTES, HOST_BYTES = 256 << 10, 32 << 20, 8 << 20
 
 
-def row_blocks(n: int, row_bytes: int) -> Iterator[slice]:
+def row_blocks(n: int, row_bytes: int, host: bool = False) -> Iterator[slice]:
     """Cut n rows of which each needs `row_bytes`; a row that needs more than there is makes a block of its own."""
-    step = max(1, max(LEAST_BYTES, n * ROW_BYTES) // max(row_bytes, 1))
+    bound = HOST_BYTES if host else max(LEAST_BYTES, n * ROW_BYTES)
+    step = max(1, bound // max(row_bytes, 1))
     for a in range(0, n, step):
         yield slice(a, min(n, a + step))
 
