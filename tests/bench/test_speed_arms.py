@@ -16,6 +16,7 @@ from dsv41chat.bench.equality import compare
 from dsv41chat.bench.peer import Peer
 from dsv41chat.engine.engine import open_engine
 from dsv41chat.engine.kernels.compiled import Graph, as_graphs
+from dsv41chat.engine.ops.blocks import HOST_BYTES
 from dsv41chat.engine.pack.build import arrays_of, build_trunk, open_pack, outline_trunk
 
 
@@ -37,6 +38,16 @@ def test_decode(tmp_path):
     assert mine["auto"]["ids_hash"] == mine["stock"]["ids_hash"] and mine["auto"]["step_ms"]["count"] == 4
     assert found["routes"]["stock"]["identity"] == "stock" and found["build"]["layers"] == 4 and not found["build"]["engram"]
     assert found["distinct_experts"]["one_row"] == 2 and found["distinct_experts"]["19_rows"] > 3
+
+
+def test_long_context(tmp_path):
+    found = run(decode, tmp_path, "--shape", "nano", "--layers", "6", "--experts", "4", "--context", "20", "--steps", "2", "--cached", "600", "9600")
+    short, long = found["long_context"]["auto"].values()
+    assert short["state_bytes"] < long["state_bytes"] and all(v["planned_state_bytes"] > 0.5 * v["state_bytes"] for v in (short, long))
+    assert long["planned_state_bytes"] >= long["state_bytes"], "a buffer is rounded up to a block, which counts in a short context"
+    (peaks,) = (v for name, v in found["bars"].items() if name.startswith("auto: peak bytes of a chunk at 9,600"))
+    assert peaks == round(long["chunk_peak_bytes"] / short["chunk_peak_bytes"], 3)
+    assert long["chunk_peak_bytes"] - short["chunk_peak_bytes"] < HOST_BYTES
 
 
 def test_prefill_and_verify_cost(tmp_path):
