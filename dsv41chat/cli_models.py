@@ -148,7 +148,7 @@ def _memory_words(admission: Any) -> str:
         return "-"
     plan = admission.plan
     decoded = f"; {plan.decoded:,} bytes of the weights come from decoding them on load" if plan.decoded else ""
-    decoded += f"; {plan.copies:,} bytes are copies of packed matrices as floats, which the route computes with" if plan.copies else ""
+    decoded += f"; {plan.copies:,} bytes are copies of matrices in the form that the route computes with" if plan.copies else ""
     remedies = f"; try {', '.join(admission.remedies)}" if admission.remedies else ""
     return f"{admission.words}; {plan.per_token:,.0f} bytes per token{decoded}{remedies}"
 

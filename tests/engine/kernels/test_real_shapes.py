@@ -8,6 +8,9 @@ import mlx.core as mx
 import pytest
 
 from dsv41chat.bench import ops
+from dsv41chat.engine.kernels import choose, gpu
+from dsv41chat.engine.kernels.routes import Declined
+from dsv41chat.engine.kernels.sites import sites
 from dsv41chat.engine.pack.build import arrays_of
 from tests.engine.kernels.paper import BUILDS, call_every_kernel, on_paper, paper
 from tests.engine.kernels.shim import _library, _program, needs_compiler
@@ -35,6 +38,29 @@ def test_a_decode_step_is_few_launches(paper):
     assert count["finish_rows"] >= 2 * layers
     assert ("tensor_matvec" in count) == (backend.dialect == "cuda" and trunk.layers[0].attention.weights.wq_a.packed.mode == "affine")
     assert sum(count.values()) <= 19 * layers + 32, "the head and the owners of entries come on top"
+
+
+@on_paper((("V4.1-Flash", "affine-4"), "cuda"), (("V4-Flash", "affine-4"), "metal"))
+def test_the_copies_of_a_gpu_route_are_counted(paper, monkeypatch):
+    """Every float32 matrix that a builder narrows, once; a drafter that shares the trunk's modules adds nothing."""
+    trunk, backend, _ = paper
+    made, narrowed = {}, gpu.narrowed
+
+    def recorded(module):
+        found = narrowed(module)
+        if found is not module:
+            made[id(module)] = found.weight.nbytes
+        return found
+
+    monkeypatch.setattr(gpu, "narrowed", recorded)
+    monkeypatch.setattr(choose, "narrowed", recorded)
+    for site in list(sites(trunk, trunk)):
+        if site.op in ("raw_rows", "router"):
+            try:
+                gpu.builders(backend)[site.op](site)
+            except Declined:
+                continue
+    assert gpu.narrowed_bytes([trunk], trunk) == gpu.narrowed_bytes([trunk, trunk.layers[:2]], trunk) == sum(made.values()) > 30 << 20
 
 
 @on_paper(*((build, dialect) for build in BUILDS if build[1] == "affine-4" for dialect in ("metal", "cuda")))
