@@ -167,6 +167,9 @@ CASES: dict[str, Case] = {
     "chat.show_thinking": Case(lambda w: {entry.thinking_view for entry in w.shown.entries} == {"show"}),
     "chat.fold_thinking": Case(lambda w: {entry.thinking_view for entry in w.shown.entries} == {"fold"}),
     "chat.hide_thinking": Case(lambda w: {entry.thinking_view for entry in w.shown.entries} == {"hide"}),
+    "chat.effort": opens(AskScreen),
+    "chat.system": opens(LineScreen),
+    "chat.set": opens(LineScreen),
     "chat.rename": opens(LineScreen),
     "chat.pin": Case(lambda w: w.app.store.conversation(w.chat.conversation.id).pinned),
     "chat.undelete": opens(AskScreen),
@@ -379,3 +382,19 @@ async def test_the_palette_acts_on_the_last_message_when_none_is_selected(tmp_pa
             await by_palette(world, pilot, key)
             effect = (lambda w: w.chat.focused is w.shown) if action == "message.previous" else CASES[action].effect
             await until(partial(effect, world), 30)
+
+
+async def test_effort_and_options_from_the_palette(tmp_path, monkeypatch):
+    async with acting(tmp_path, monkeypatch) as (world, pilot):
+        await fresh(world, next(key for key in KEYS if key.id == "chat.effort"))
+        world.chat.composer.insert("a draft")
+        world.chat.action_ask_effort()
+        await until(lambda: isinstance(world.app.screen, AskScreen))
+        await pilot.press("3")
+        stored = lambda: world.app.store.conversation(world.chat.conversation.id).settings
+        await until(lambda: stored().get("effort") == "high")
+        world.chat.action_ask_option("set")
+        await until(lambda: isinstance(world.app.screen, LineScreen))
+        await pilot.press(*"temperature", "space", *"0.7", "enter")
+        await until(lambda: stored().get("temperature") == 0.7)
+        assert world.chat.composer.text == "a draft", "what is being written stays"

@@ -11,11 +11,11 @@ from dsv41chat.config_file import set_config
 from dsv41chat.engine.errors import Cancelled, EngineError
 from dsv41chat.settings import KEYS, ConfigError
 from dsv41chat.store import StoreError
-from dsv41chat.ui.commands import CommandError, complete, parse, parse_option, read_attachment
+from dsv41chat.ui.commands import EFFORTS, NAMES, CommandError, complete, parse, parse_option, read_attachment
 from dsv41chat.ui.present import duration, notice
 from dsv41chat.ui.render.entry import ANSWER
 from dsv41chat.ui.sanitize import visible_line
-from dsv41chat.ui.screens.dialogs import AskScreen
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
 from dsv41chat.ui.status import loading_text
 from dsv41chat.ui.units import size
 
@@ -44,6 +44,18 @@ class SettingsActions:
             return
         if self.composer.text == text:
             self.composer.reset()
+
+    def action_ask_effort(self) -> None:
+        choices = [(name, name) for name in EFFORTS]
+        self.app.push_screen(AskScreen("Thinking effort of this conversation", choices), lambda name: name and self._commanded("effort", name))
+
+    def action_ask_option(self, name: str) -> None:
+        """The rest of the command `name`, in a line of its own: the composer may hold a draft."""
+        words = f"/{name} {NAMES[name].arguments}"
+        self.app.push_screen(LineScreen(words), lambda rest: rest and self._commanded(name, rest))
+
+    def _commanded(self, name: str, rest: str) -> None:
+        self.run_command(f"/{name} {rest}")
 
     def complete_command(self, text: str) -> list[str]:
         return complete(text, lambda: [ref.name for ref in self.app.host.builds()])
