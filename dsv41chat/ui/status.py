@@ -13,6 +13,8 @@ from dsv41chat.ui.units import size
 RATE_S = 2.0
 DRAFT_WINDOW = 128
 WARN_SHARE, FULL_SHARE = 0.80, 0.95
+# Reading fewer says little about the rate: most of their time is the same for any number.
+RATED_TOKENS = 64
 
 
 @dataclass
@@ -109,7 +111,7 @@ class Status:
 
     def _prefill(self, event: Prefill) -> None:
         self.cached, self.prefilled = event.cached, event.done
-        if event.tok_s:
+        if event.tok_s and event.done >= RATED_TOKENS:
             self.prefill_rate = event.tok_s
         if event.total and event.done < event.total:
             rate = f" {event.tok_s:,.0f} tok/s eta {max(1, math.ceil((event.total - event.done) / event.tok_s))} s" if event.tok_s else ""
