@@ -72,6 +72,13 @@ class Out:
             # A closed descriptor 1 gives None. Before anything is computed `require_stdout` refuses it.
             self._file = getattr(sys.stdout, "buffer", None)
             return
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # A device or a pipe holds nothing that could be lost, and cannot be replaced.
+            try:
+                self._file = path.open("wb", buffering=0)
+            except OSError as error:
+                raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+            return
         if path.exists() and not force:
             raise UsageError(f"{path} exists already.", hint="--force overwrites it")
         try:

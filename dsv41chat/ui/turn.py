@@ -377,9 +377,10 @@ class _Turn:
         if len(prompt.ids) >= engine.context_limit:
             larger = "--context with a larger number, " if engine.context_limit < (build.context or 0) else ""
             self.prompt_tokens = len(prompt.ids)
+            less = "a new conversation, or --branch an earlier message" if len(path) > 1 else "a shorter text"
             raise ContextFull(
                 f"The prompt has {len(prompt.ids):,} tokens, the context of {build.name} holds {engine.context_limit:,}.",
-                hint=f"{larger}a new conversation, or --branch an earlier message",
+                hint=f"{larger}{less}",
             )
         params = self._params(options, seed, build)
         self.host.note_use(build)

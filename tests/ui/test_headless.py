@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,6 +152,13 @@ def test_output_file_appears_complete_and_is_not_overwritten(program, tmp_path):
     assert program("--headless", "hi", "-o", str(path), "--force", script=Script("new")).code == 0
     assert path.read_text() == "new\n"
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_device_as_the_output_file_is_written_and_stays(program):
+    assert program("--headless", "hi", "-o", os.devnull).code == 0 and not os.path.isfile(os.devnull)
+    full = Path("/dev/full")
+    if full.exists():
+        assert program("--headless", "hi", "-o", str(full)).code == 1 and full.is_char_device()
 
 
 def test_output_file_of_a_failed_run_holds_the_error_object_or_does_not_appear(program, tmp_path):

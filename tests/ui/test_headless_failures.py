@@ -55,7 +55,9 @@ def test_context_full_before_any_engine_work(program):
     script = Script(context_limit=100)
     result = program("--json", "x" * 200, script=script)
     assert (result.code, result.object["code"]) == (7, "context_full") and script.prompts == []
-    assert "100" in result.object["message"] and result.object["hint"].startswith("a new conversation"), "the build holds no more"
+    assert "100" in result.object["message"] and result.object["hint"].startswith("a shorter text"), "the build holds no more"
+    more = program("--json", "-c", "y" * 20, script=script)
+    assert more.code == 7 and more.object["hint"].startswith("a new conversation"), "this one holds an earlier message"
     less = program("--json", "--context", "90", "x" * 200, script=script)
     assert less.code == 7 and less.object["hint"].startswith("--context with a larger number, ")
 

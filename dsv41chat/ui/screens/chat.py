@@ -194,7 +194,8 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             notices.append(notice(visible_line(readonly_reason(view.holder, self.app.store)) + remedy, error=True))
         if view.interrupted:
             again, goes_on = self._key("chat.regenerate"), self._key("message.edit")
-            notices.append(notice(f"The last answer was interrupted; what had arrived is kept. {again} answers again, {goes_on} continues it."))
+            ways = f"{again} answers again; Tab, then {goes_on}, continues it"
+            notices.append(notice(f"The last answer was interrupted; what had arrived is kept. {ways}."))
         waiting = []
         if view.messages and view.messages[-1].role == "user":
             waiting.append(f"Not answered: {self._key('chat.regenerate')} answers it.")
