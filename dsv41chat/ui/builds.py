@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,20 +88,30 @@ class Builds:
         """The build that answers: `argument`, else the conversation's, else engine.model, else the last used, else the embedded."""
         if argument:
             return self.find(argument)
+        absent = ""
         wanted = (conversation.settings or {}).get("build") if conversation is not None else None
         if wanted:
             try:
                 return self.find(wanted)
             except EngineError as error:
                 log.info("the conversation's build %s is not there any more: %s", wanted, error)
+                absent = wanted
         if self.settings.engine.model:
-            return self.find(self.settings.engine.model)
+            return replace(self.find(self.settings.engine.model), absent=absent)
         for row in self.store.builds.last_used() if self.store is not None else ():
             if row.folder is None:
                 break
             if (row.folder / "config.json").is_file():
-                return BuildRef(row.name, row.folder, registered=True)
-        return BuildRef(EMBEDDED, self._embedded(), embedded=True)
+                return BuildRef(row.name, row.folder, registered=True, absent=absent)
+            absent = absent or row.name
+        return BuildRef(EMBEDDED, self._embedded(), embedded=True, absent=absent)
+
+    def absent_notice(self, ref: BuildRef) -> str | None:
+        """One line, once per start and build, when another build answers because its folder is not there (a disk that is not mounted)."""
+        if not ref.absent or ref.absent in self._told_absent:
+            return None
+        self._told_absent.add(ref.absent)
+        return f"{ref.absent} is not where it was; {ref.name} answers. `dsv41chat models list` says where it should be."
 
     def note_use(self, build: BuildView) -> None:
         """Remember that `build` answers: it is the default of later starts."""

@@ -66,6 +66,7 @@ class EngineHost(Builds, IdleWork):
         self._backend = backend or backend_of
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._info: tuple[str, str] | None = None
+        self._told_absent: set[str] = set()
         self._claimed: Any = None
         self.allow_second = False
         self.force = False  # load a build although it does not fit

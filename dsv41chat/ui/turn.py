@@ -243,6 +243,7 @@ class _Turn:
         self.state: StateTurn | None = None
         self.over = False  # the engine said how the answer ended
         self.message: Any = None  # the stored answer
+        self.ref: BuildRef | None = None
 
     def events(self) -> Iterator[TurnEvent]:
         try:
@@ -250,7 +251,7 @@ class _Turn:
                 self.host.resolve(self.request.build)
             new = self._place()
             try:
-                ref = self.host.resolve(self.request.build, self.conversation)
+                ref = self.ref = self.host.resolve(self.request.build, self.conversation)
                 build = self.host.probe(ref)
                 device, mlx = self.host.backend()
             except (EngineError, StoreError):
@@ -261,9 +262,9 @@ class _Turn:
             seed = self._seed(options)
             yield self._begin(build, self._params(options, seed, build), device, mlx)
             yield from new
-            notice = self.host.first_start_notice(build)
-            if notice is not None:
-                yield Noticed("embedded", notice)
+            for kind, notice in (("build", self.host.absent_notice(ref)), ("embedded", self.host.first_start_notice(build))):
+                if notice is not None:
+                    yield Noticed(kind, notice)
             yield from self._load(build)
             yield from self._answer(options, seed, device, mlx)
         except Abandoned:
@@ -383,7 +384,9 @@ class _Turn:
                 hint=f"{larger}{less}",
             )
         params = self._params(options, seed, build)
-        self.host.note_use(build)
+        if not self.ref.absent:
+            # A build that stands in for one that is not there does not become the default.
+            self.host.note_use(build)
         yield Ready(build, params, device, mlx, self.load_s, len(prompt.ids), engine.context_limit)
         stored = params | {"tokenizer": tokenizer.sha256}
         self.answer = AnswerRow(self.store, build, self.parent, self.kept, stored, tokenizer.find_marker(END_THINK), prompt.start)

@@ -138,12 +138,13 @@ class AppStart:
 
 @dataclass(frozen=True)
 class BuildRef:
-    """A build that was found but not opened."""
+    """A build that was found but not opened. absent: name of the one that would have answered and is not there."""
 
     name: str
     folder: Path
     embedded: bool = False
     registered: bool = False
+    absent: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -200,6 +200,20 @@ def test_an_answer_that_changes_the_default_build_says_so(program, tmp_path):
     assert "nano now answers" in program("--headless", "-m", "nano", "hi").err
 
 
+def test_a_default_build_that_is_not_there_is_told_and_stays_the_default(program, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    first = program("--json", "-m", str(tmp_path / "other"), "hi").object["conversation"]
+    (tmp_path / "other").rename(tmp_path / "unplugged")
+    for words in (["hi"], ["--resume", first, "go on"]):
+        result = program("--headless", *words)
+        assert result.code == 0 and "other is not where it was; nano answers" in result.err
+    assert program("--json", "hi").object["build"]["name"] == "nano"
+    (tmp_path / "unplugged").rename(tmp_path / "other")
+    back = program("--json", "hi")
+    assert back.object["build"]["name"] == "other" and "not where it was" not in back.err
+
+
 @pytest.mark.parametrize("argv", [["--headless", "-p", "hi"], ["--json", "hi"], ["conversations", "list"], ["models", "list", "--json"]])
 def test_a_closed_stdout_is_refused_before_anything_runs(program, monkeypatch, argv):
     import io
