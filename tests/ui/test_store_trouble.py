@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dsv41chat.store import Store, db
+from dsv41chat.ui.screens.dialogs import AskScreen
 from tests.ui.fakes import Script
 from tests.ui.program import ROOT
 from tests.ui.tui import chat_of, make_app, say, screen_text, until
@@ -106,6 +107,32 @@ async def test_a_locked_database_on_the_screen(tmp_path):
         await until(lambda: app.store.path is not None and chat.conversation is not None)
         assert [m.text for m in app.store.path_to(chat.leaf_id)][-1] == "answer"
         app.store.close()
+    store.close()
+
+
+async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_lost(tmp_path):
+    store = Store.open(tmp_path / "data", busy_s=0.2)
+    app = make_app(tmp_path, Script(answer="answer"), store=store)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        await say(pilot, app, "second")
+        await until(lambda: "not saved" in screen_text(app).splitlines()[0])
+        await pilot.press("enter")
+        await until(lambda: not chat.pump.running and chat._finish is not None)
+        await pilot.press("ctrl+q")
+        await until(lambda: isinstance(app.screen, AskScreen))
+        assert "This conversation is not saved" in screen_text(app) and not app.leaving
+        await pilot.press("1")
+        await until(lambda: app.screen is chat)
+        other.execute("ROLLBACK")
+        other.close()
+        await pilot.press("ctrl+q")
+        await until(lambda: app.leaving)
+    with Store.open(tmp_path / "data", readonly=True) as disk:
+        assert [m.text for m in disk.path_to(disk.last_conversation().leaf_id)] == ["first", "answer", "second", "answer"]
     store.close()
 
 

@@ -403,6 +403,11 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
     _interrupted = -10.0
 
     def action_quit_asking(self) -> None:
+        if not self.saved_at_last():
+            question = f"This conversation is not saved: {self.app.unsaved}"
+            choices = [("stay", "stay; the palette's Export writes it to another disk"), ("quit", "quit and lose it")]
+            self.app.push_screen(AskScreen(question, choices), lambda answer: self.app.leave() if answer == "quit" else None)
+            return
         waiting = bool(self.held or self.queue) and self.switching
         answering = self.pump.running and self._finish is None
         if not (answering or waiting) or not self.app.settings.ui.confirm_quit:

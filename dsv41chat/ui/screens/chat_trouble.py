@@ -76,35 +76,54 @@ class TroubleActions:
 
     def action_save_again(self) -> None:
         """Opens the database again and brings the conversation there."""
-        app = self.app
-        if app.store.path is not None:
+        if self.app.store.path is not None:
             self.tell("Everything is saved already.")
             return
         if self.pump.running:
             self.tell("Stop the running answer first (esc).", "warning")
             return
         try:
-            disk = Store.open(app.settings.paths.data, busy_s=1.0)
+            made = self.bring_to_disk()
         except StoreError as error:
             self.tell(f"Still not saved: {error}", "error")
             return
+        self.tell("Saved.")
+        if made is not None:
+            self.conversation = None
+            self._open_soon(made)
+        self.show_header()
+
+    def bring_to_disk(self) -> str | None:
+        """Opens the database again and brings the conversation on screen there; its id there, None without one. Raises StoreError."""
+        app, made = self.app, None
+        disk = Store.open(app.settings.paths.data, busy_s=1.0)
         try:
             if self.conversation is not None:
                 tree = app.store.tree(self.conversation.id)
-                made = disk.add_tree(tree, title=self.conversation.title, settings=self.conversation.settings, leaf_id=self.leaf_id)
+                made = disk.add_tree(tree, title=self.conversation.title, settings=self.conversation.settings, leaf_id=self.leaf_id).id
                 for item in app.store.queued(self.conversation.id):
-                    disk.queue_push(made.id, item.text)
-                disk.lock(made.id)
-        except StoreError as error:
+                    disk.queue_push(made, item.text)
+                disk.lock(made)
+        except StoreError:
             disk.close()
-            self.tell(f"Still not saved: {error}", "error")
-            return
+            raise
         app.use_store(disk, "")
-        self.tell("Saved.")
-        if self.conversation is not None:
-            self.conversation = None
-            self._open_soon(made.id)
-        self.show_header()
+        return made
+
+    def saved_at_last(self) -> bool:
+        """Before leaving: what went on in memory because the disk refused is tried once more. False if it would be lost."""
+        if self.app.unsaved in ("", "memory") or self.conversation is None:
+            return True
+        if self.pump.running:
+            return False
+        try:
+            made = self.bring_to_disk()
+        except StoreError as error:
+            log.error("not saved when leaving: %s", error)
+            return False
+        if made is not None:
+            self.conversation = self.app.store.conversation(made)
+        return True
 
     # The context is full ------------------------------------------------------------------------------------------------
 
