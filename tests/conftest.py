@@ -16,6 +16,12 @@ PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "offline"), str(ROOT)])
 SHELL = ("NO_COLOR", "PAGER", "TERM", "COLORTERM", "COLUMNS", "LINES", "LANG", "LC_ALL", "LANGUAGE", "VISUAL", "EDITOR", "TMUX", "SSH_CONNECTION")
 
 
+def pytest_configure(config):
+    """Files in their own order. pytest-xdist would give out those with most tests first and end with the few tests that take longest."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path_factory, monkeypatch):
     """User folders (config, data, cache, state, log) below a temporary home, on Linux and on macOS."""

@@ -190,7 +190,8 @@ def test_a_second_process_reads_only(tmp_path):
             key = store.last_conversation().id
         (two / "answer.md").write_text("x")
         second.run("-m", "tests.ui.fake_program", str(one / "data"), str(two / "answer.md"), "0", key)
-        assert "answer" in second.wait("read-only")
+        second.wait("read-only")
+        second.wait("answer")
         second.type("more")
         second.keys("Enter")
         second.wait("read-only here")
