@@ -12,6 +12,7 @@ import select
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
@@ -266,7 +267,7 @@ def error_fields(failed: ev.Failed, exit_code: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Sink:
+class Sink(ABC):
     """Takes the events of every turn in order, then exactly one of `done` and `failed`."""
 
     def __init__(self, out: Out, stderr: Stderr, clock: Callable[[], float]):
@@ -278,18 +279,18 @@ class Sink:
     text = False  # whether people read it
     lacking = False  # whether an answer had no block that --extract could write
 
-    def event(self, event: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def event(self, event: Any) -> None: ...
 
-    def turn_done(self) -> None:
+    def turn_done(self) -> None:  # noqa: B027 - most sinks have nothing to do there
         """The end of one answer, when all went well."""
 
+    @abstractmethod
     def done(self, turns: list[ev.Finished], exit_code: int, extra: dict[str, Any]) -> None:
         """turns: one per prompt; extra: fields of --dry-run and --load-only."""
-        raise NotImplementedError
 
-    def failed(self, failed: ev.Failed, exit_code: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def failed(self, failed: ev.Failed, exit_code: int) -> None: ...
 
     def _line(self, fields: dict[str, Any]) -> str:
         head = {"v": SCHEMA, "type": fields["type"], "t": round(self.clock(), 4), "turn": self.turn}

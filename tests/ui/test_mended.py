@@ -251,7 +251,8 @@ async def test_an_edit_stays_an_edit_over_a_restart_and_ends_with_its_conversati
         await say(pilot, again, "something new")
         assert chat.conversation.id != key and len(store.tree(key)) == 1
         await chat.open_conversation(key)
-        assert chat.composer.text == "question changed" and chat.editing is not None
+        assert chat.composer.text == "question changed" and chat.editing == store.tree(key)[0].id
+        await until(lambda: "editing" in screen_text(again))
         chat._finish = None
         await pilot.press("enter")
         await until(lambda: chat._finish is not None and not chat.pump.running)

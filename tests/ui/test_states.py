@@ -206,7 +206,8 @@ def test_switched_off(tmp_path):
         settings_off = Chat(tmp_path / "a", flags=flags)
         settings_off.host.states = type(settings_off.host.states).of(settings_off.settings)
         settings_off.say("Hello there")
-        assert not settings_off.folder.exists() and settings_off.store.last_conversation() is not None
+        kept = settings_off.store.path_to(settings_off.store.last_conversation().leaf_id)
+        assert not settings_off.folder.exists() and kept[0].text == "Hello there"
         settings_off.close()
 
 

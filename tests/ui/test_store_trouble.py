@@ -87,16 +87,22 @@ async def test_a_full_disk_on_the_screen(tmp_path, filled):
     store.close()
 
 
+async def locked(tmp_path, app, pilot) -> sqlite3.Connection:
+    """The connection of another process that holds the database while the second message is sent."""
+    other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    await say(pilot, app, "second")
+    await until(lambda: "not saved" in screen_text(app).splitlines()[0])
+    return other
+
+
 async def test_a_locked_database_on_the_screen(tmp_path):
     store = Store.open(tmp_path / "data", busy_s=0.2)
     app = make_app(tmp_path, Script(answer="answer"), store=store)
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         chat = chat_of(app)
         await say(pilot, app, "first")
-        other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        await say(pilot, app, "second")
-        await until(lambda: "not saved" in screen_text(app).splitlines()[0])
+        other = await locked(tmp_path, app, pilot)
         assert "locked by another process" in words_on(app) and chat.composer.text == "second"
         await pilot.press("enter")
         await until(lambda: not chat.pump.running and chat._finish is not None)
@@ -116,10 +122,7 @@ async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_los
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         chat = chat_of(app)
         await say(pilot, app, "first")
-        other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        await say(pilot, app, "second")
-        await until(lambda: "not saved" in screen_text(app).splitlines()[0])
+        other = await locked(tmp_path, app, pilot)
         await pilot.press("enter")
         await until(lambda: not chat.pump.running and chat._finish is not None)
         await pilot.press("ctrl+q")
