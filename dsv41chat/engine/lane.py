@@ -56,14 +56,16 @@ class LaneMark:
 
 
 class Lane:
-    """host: buffers are numpy arrays that are written in place, else MLX arrays.
+    """host: buffers are numpy arrays that are written in place, else MLX arrays. in_place: a device writes into the memory of these as
+    well, so what is held of them is copied. version: counts the times that MLX gave a buffer new contents, and maybe another place.
 
     ids: the committed token ids, plus those of an open trial beyond `n`. high: the highest position ever written (ruling 1 of
     the specification): rows before `high - roll` may be overwritten, so a trim below that is refused."""
 
-    def __init__(self, specs: tuple[RingSpec | PoolSpec, ...], roll: int, host: bool = False):
+    def __init__(self, specs: tuple[RingSpec | PoolSpec, ...], roll: int, host: bool = False, in_place: bool = False):
         self.specs = {s.name: s for s in specs}
-        self.roll, self.host = roll, host
+        self.roll, self.host, self.in_place = roll, host, in_place
+        self.version = 0
         self._serial = 0
         self.reset()
 
@@ -71,6 +73,7 @@ class Lane:
         """Back to an empty timeline; the buffers start small again."""
         self.ids: list[int] = []
         self.n = self.high = 0
+        self.version += 1
         self._marks: dict[int, int] = {}  # serial -> n of the marks that can be returned to
         self.buffers: dict[str, Any] = {
             s.name: self._zeros((s.rows if isinstance(s, RingSpec) else s.block, *s.tail), s.dtype) for s in self.specs.values()
@@ -92,6 +95,7 @@ class Lane:
 
     def write(self, name: str, slots: Any, rows: Any) -> None:
         """Put rows [k, ...] at ring slots [k], or at a slice of them; slots are distinct."""
+        self.version += 1
         self.buffers[name][slots] = rows
 
     def append(self, name: str, first: int, rows: Any) -> None:
@@ -99,10 +103,18 @@ class Lane:
         last, block = first + rows.shape[0], self.specs[name].block
         if last > self.buffers[name].shape[0]:
             self._grow(name, -(-last // block) * block)
+        self.version += 1
         self.buffers[name][first:last] = rows
+
+    def reserve(self, tokens: int) -> None:
+        """Grow the pools to hold `tokens` tokens, by an eighth at least: what is recorded for a lane is recorded anew when they grow."""
+        for name, spec in self.specs.items():
+            if isinstance(spec, PoolSpec) and tokens // spec.ratio > (have := self.buffers[name].shape[0]):
+                self._grow(name, -(-max(tokens // spec.ratio, have + have // 8) // spec.block) * spec.block)
 
     def _grow(self, name: str, count: int) -> None:
         """To `count` rows. On the host the memory itself grows; MLX has no such call, there the buffer is copied once."""
+        self.version += 1
         old = self.buffers[name]
         if not self.host:
             self.buffers[name] = mx.concatenate([old, self._zeros((count - old.shape[0], *old.shape[1:]), self.specs[name].dtype)])
@@ -114,21 +126,32 @@ class Lane:
             grown[: len(old)] = old
 
     def hold_rings(self) -> dict[str, Any]:
-        """The rings as they are now, for `restore_rings`. Holding those of MLX makes the next write copy each ring once."""
-        return {name: self._copy(self.buffers[name]) for name, s in self.specs.items() if isinstance(s, RingSpec)}
+        """The rings as they are now, for `restore_rings`, until a device writes in place. Holding those of MLX makes its next write copy
+        each ring once."""
+        return {name: self.buffers[name].copy() if self.host else self.buffers[name][:] for name in self._rings()}
+
+    def _rings(self) -> list[str]:
+        return [name for name, spec in self.specs.items() if isinstance(spec, RingSpec)]
+
+    def _copies(self, rings: dict[str, Any]) -> dict[str, Any]:
+        """The same rings in memory of their own. A slice of MLX's shares it, and so does whatever does not compute."""
+        if not self.in_place:
+            return {name: ring.copy() if self.host else ring for name, ring in rings.items()}
+        copies = {name: ring * mx.array(1, ring.dtype) for name, ring in rings.items()}
+        mx.eval(list(copies.values()))
+        return copies
 
     def restore_rings(self, held: dict[str, Any]) -> None:
         """May be called again with the same rings."""
-        self.buffers.update({name: self._copy(ring) for name, ring in held.items()} if self.host else held)
-
-    def _copy(self, buffer: Any) -> Any:
-        return buffer.copy() if self.host else buffer[:]
+        self.version += 1
+        self.buffers.update(self._copies(held))
 
     def mark(self) -> LaneMark:
         """Position n, to come back to with `rewind` however far the lane goes on. Pools are not copied: rows below n stay as they are."""
         self._serial += 1
         self._marks[self._serial] = self.n
-        return LaneMark(self._serial, self.n, tuple(self.ids[: self.n]), self.hold_rings())
+        rings = self._copies({name: self.buffers[name] for name in self._rings()}) if self.in_place else self.hold_rings()
+        return LaneMark(self._serial, self.n, tuple(self.ids[: self.n]), rings)
 
     def holds(self, mark: LaneMark) -> bool:
         """Whether the lane can still go back to its mark: it was never below it since."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from dsv41chat.engine.engram.fetch import Ticket
+from dsv41chat.engine.engram.values import take_host_values, take_values
+from dsv41chat.engine.ops.blocks import row_blocks
 from dsv41chat.engine.ops.rope import host_table, rope_table
-from dsv41chat.engine.plan import RopeSpec
+from dsv41chat.engine.plan import LayerPlan, RopeSpec
 
 
 class Rows:
@@ -51,6 +54,33 @@ class Rows:
     def table(self, spec: RopeSpec, positions: np.ndarray) -> tuple[Any, Any]:
         """Rope table of any positions."""
         return (host_table if self.host else rope_table)(self.frequencies[spec], positions)
+
+    @cached_property
+    def tokens(self) -> Any:
+        """int32 [n]: the token ids."""
+        return self.array(self.ids.astype(np.int32))
+
+    def table_rows(self, ticket: Ticket, slot: int, dtype: mx.Dtype) -> Any:
+        """Values [n, width] of a slot's n-gram rows, waited for."""
+        return take_host_values(ticket, slot) if self.host else take_values(ticket, slot).astype(dtype)
+
+    def row_blocks(self, row_bytes: int) -> Iterator[slice]:
+        """Cuts of the rows, of which each needs `row_bytes`; see `ops.blocks`."""
+        return row_blocks(self.n, row_bytes, self.host)
+
+    @staticmethod
+    def entry_positions(first: int, count: int, ratio: int) -> np.ndarray:
+        """A group is rotated at the position of its first token."""
+        return (first + np.arange(count)) * ratio
+
+    def entry_table(self, layer: LayerPlan, first: int, last: int) -> tuple[Any, Any]:
+        """Rope table of entries [first, last) of a layer."""
+        return self.table(layer.rope, self.entry_positions(first, last - first, layer.ratio))
+
+    def group_slots(self, ratio: int, capacity: int) -> Any:
+        """int32 [groups * ratio]: where the tokens of the groups that these rows complete lie in a ring of raw rows."""
+        tokens = np.arange(self.start // ratio * ratio, self.last_length(ratio) * ratio)
+        return self.array((tokens % capacity).astype(np.int32))
 
     def length(self, ratio: int) -> Any:
         """int32 [n, 1]: entries visible to each row, the group that closes at the row included."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -52,11 +51,6 @@ class RowsV4(Rows):
             self._made[key] = make()
         return self._made[key]
 
-    @cached_property
-    def tokens(self) -> mx.array:
-        """int32 [n]: the token ids, for routers that look them up."""
-        return self.array(self.ids.astype(np.int32))
-
     def places(self, ratio: int) -> mx.array:
         """int32 [n]: the place of each row in its group of `ratio` tokens."""
         if ratio not in self._places:
@@ -79,16 +73,11 @@ class RowsV4(Rows):
             read = slots(np.arange((first - lead) * layer.ratio, last * layer.ratio))
         return GroupBlock(part, self.ring_slots(self.positions[part], capacity), first, last, read)
 
-    @staticmethod
-    def entry_positions(first: int, count: int, ratio: int) -> np.ndarray:
-        """A group is rotated at the position of its first token."""
-        return (first + np.arange(count)) * ratio
-
     def entry_table(self, layer: LayerPlan, first: int, last: int) -> tuple[mx.array, mx.array]:
         """Rope table of entries [first, last) of a layer."""
         key = layer.rope, layer.ratio, first, last
         if key not in self._entry_tables:
-            self._entry_tables[key] = self.table(layer.rope, self.entry_positions(first, last - first, layer.ratio))
+            self._entry_tables[key] = super().entry_table(layer, first, last)
         return self._entry_tables[key]
 
     def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:

@@ -16,16 +16,16 @@ from dsv41chat.engine.lane import Lane
 class Trial:
     """Nothing of it counts until the lane commits.
 
-    logits float32 [rows asked for, vocab]. taps [n, width]: what the build's drafter reads of every row, None unless asked for: the
+    logits float32 [rows asked for, vocab]; of a step that was played again (`kernels.replay`) in numpy, and then there are no streams. taps [n, width]: what the build's drafter reads of every row, None unless asked for: the
     mean over the streams at each tapped layer, side by side (DSpark), or the streams after the last layer (MTP).
     streams [n, S, D] after the last layer; pre [n, S]: the coefficients that collapse them (V4.1), None where the head has its own.
     """
 
     start: int
     count: int
-    logits: mx.array | None
+    logits: mx.array | np.ndarray | None
     taps: mx.array | None
-    streams: mx.array
+    streams: mx.array | None
     pre: mx.array | None
 
     @classmethod
@@ -35,7 +35,7 @@ class Trial:
 
     def arrays(self) -> list[mx.array]:
         """What is computed with the forward. Taps are left to the drafter that reads them: while it is parked nobody does."""
-        return [a for a in (self.logits, self.streams, self.pre) if a is not None]
+        return [a for a in (self.logits, self.streams, self.pre) if isinstance(a, mx.array)]
 
 
 class Trunk(Protocol):

@@ -98,7 +98,7 @@ class TrunkV4:
         return tuple(specs)
 
     def new_lane(self) -> Lane:
-        return Lane(self.lane_specs(), self.config.roll_rows, self.routes.host)
+        return Lane(self.lane_specs(), self.config.roll_rows, self.routes.host, self.routes.replay is not None)
 
     def prefetch(self, known: list[int], position: int, ids: Sequence[int]) -> None:
         """Nothing: this family reads no tables."""
@@ -112,7 +112,13 @@ class TrunkV4:
         Builds the graph; `Target.rows` evaluates it.
         """
         c, ids = self.config, np.asarray(ids, np.int64)
+        if self.routes.replay is not None and self.routes.replay.takes(len(ids), logits_from):
+            return self.routes.replay.forward(lane, ids, start, None, want_taps)
         rows = RowsV4(ids, start, c.sliding_window, c.ring_rows, self.frequencies, self.routes.host)
+        return self.run(lane, rows, None, logits_from, want_taps)
+
+    def run(self, lane: Lane, rows: RowsV4, ticket: None, logits_from: int | None, want_taps: bool) -> Trial:
+        """The layers one after the other. ticket: of no use here."""
         h = self.begin(rows.tokens)
         taps, streams = [], (h, None, None, None, None)
         for layer in self.layers:
@@ -124,9 +130,9 @@ class TrunkV4:
                 streams = h, None, None, None, None
         h = self.settle(*streams)
         if want_taps and not self.tap_layers:
-            taps.append(h.reshape(len(ids), -1))
+            taps.append(h.reshape(rows.n, -1))
         logits = self.logits(h[logits_from:]) if logits_from is not None else None
-        return Trial.of(start, len(ids), logits, rows.concatenate(taps, -1) if taps else None, h, None)
+        return Trial.of(rows.start, rows.n, logits, rows.concatenate(taps, -1) if taps else None, h, None)
 
     def begin(self, ids: mx.array) -> mx.array:
         """ids [n] -> the streams [n, S, D] that enter the first layer, all alike."""

@@ -18,7 +18,6 @@ from dsv41chat.engine.config import V41Config
 from dsv41chat.engine.engram.fetch import Ticket
 from dsv41chat.engine.engram.hashing import NgramHasher
 from dsv41chat.engine.engram.reader import EngramReader
-from dsv41chat.engine.engram.values import take_host_values, take_values
 from dsv41chat.engine.kernels.routes import KernelRoutes
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.nn.attention import Attention
@@ -105,7 +104,7 @@ class TrunkV41:
         return tuple(specs)
 
     def new_lane(self) -> Lane:
-        return Lane(self.lane_specs(), self.config.roll_rows, self.routes.host)
+        return Lane(self.lane_specs(), self.config.roll_rows, self.routes.host, self.routes.replay is not None)
 
     def prefetch(self, known: list[int], position: int, ids: Sequence[int]) -> None:
         """Start bringing in the table rows of `ids`, which a later forward will have at `position`, after known[:position]."""
@@ -125,19 +124,22 @@ class TrunkV41:
         running while the drive works. Raises EngramReadError.
         """
         c, ids = self.config, np.asarray(ids, np.int64)
-        rows = Rows(ids, start, c.sliding_window, c.ring_rows, self.frequencies, c.image_token_id, self.routes.host)
         ticket = None
         if self.hasher is not None:
             ticket = self.tables.stage(self._addresses(lane.ids, start, ids))
             self.prefetch(lane.ids, start + len(ids), ahead)
         try:
-            return self._run(lane, rows, ids, ticket, logits_from, want_taps)
+            if self.routes.replay is not None and self.routes.replay.takes(len(ids), logits_from):
+                return self.routes.replay.forward(lane, ids, start, ticket, want_taps)
+            rows = Rows(ids, start, c.sliding_window, c.ring_rows, self.frequencies, c.image_token_id, self.routes.host)
+            return self.run(lane, rows, ticket, logits_from, want_taps)
         finally:
             if ticket is not None:
                 ticket.cancel()
 
-    def _run(self, lane: Lane, rows: Rows, ids: np.ndarray, ticket: Ticket | None, logits_from: int | None, want_taps: bool) -> Trial:
-        h, pre = self.begin(rows.array(ids))
+    def run(self, lane: Lane, rows: Rows, ticket: Ticket | None, logits_from: int | None, want_taps: bool) -> Trial:
+        """The layers one after the other. ticket: of the rows' n-grams."""
+        h, pre = self.begin(rows.tokens)
         taps, streams = [], (h, pre, None, None, None)
         for layer in self.layers:
             tapped = want_taps and layer.plan.index in self.tap_layers
@@ -148,8 +150,7 @@ class TrunkV41:
                     slot = layer.plan.engram_slot
                     if not rows.host and not ticket.ready(slot):
                         mx.async_eval(h, pre)
-                    found = take_host_values(ticket, slot) if rows.host else take_values(ticket, slot).astype(self.dtype)
-                    h = layer.engram(h, found, rows.image)
+                    h = layer.engram(h, rows.table_rows(ticket, slot, self.dtype), rows.image)
                 if tapped:
                     taps.append(self.tap(h))
                 streams = h, pre, None, None, None
@@ -157,7 +158,7 @@ class TrunkV41:
             self.routes.set_running(layer.plan.index, streams)
         h, pre = self.settle(*streams), streams[1]
         logits = self.logits(h[logits_from:], pre[logits_from:]) if logits_from is not None else None
-        return Trial.of(rows.start, len(ids), logits, rows.concatenate(taps, -1) if taps else None, h, pre)
+        return Trial.of(rows.start, rows.n, logits, rows.concatenate(taps, -1) if taps else None, h, pre)
 
     def begin(self, ids: mx.array) -> tuple[mx.array, mx.array]:
         """ids [n] -> the streams [n, S, D] that enter the first layer, all alike, and the coefficients that take the first of them."""

@@ -181,7 +181,7 @@ def perplexity(pack: Path, data: Path, seed: int, count: int, dtype: str) -> dic
             prompt = encode_prompt(engine.tokenizer, engine.family, messages_of(talk), RenderOptions(thinking=talk.thinking, effort=talk.effort)).ids
             ids, _, _, _ = stream.ids_of(talk, 4096, 0)
             trial = engine.trunk.forward(engine.trunk.new_lane(), list(ids), 0)
-            rows = np.array(trial.logits.astype(mx.float32))[len(prompt) - 1 : -1].astype(np.float64)
+            rows = np.array(trial.logits, np.float32)[len(prompt) - 1 : -1].astype(np.float64)
             top = rows.max(-1)
             each = np.log(np.exp(rows - top[:, None]).sum(-1)) + top - rows[np.arange(len(rows)), ids[len(prompt) :]]
             loss, tokens = loss + float(each.sum()), tokens + len(each)

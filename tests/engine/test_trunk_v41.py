@@ -22,6 +22,7 @@ from dsv41chat.engine.nn.indexer import Indexer
 from dsv41chat.engine.nn.moe import MoE
 from dsv41chat.engine.ops import hyper, norm, rope
 from dsv41chat.engine.ops.rope import rotate
+from dsv41chat.engine.rows import Rows
 from dsv41chat.engine.target import Target
 from tests.v41 import golden, run, trunk
 
@@ -182,11 +183,11 @@ def window_of_17(p):
 
 
 def latent_at_index(p):
-    p.setattr(Compressor, "entry_positions", lambda self, first, count: first + np.arange(count))
+    p.setattr(Rows, "entry_positions", staticmethod(lambda first, count, ratio: first + np.arange(count)))
 
 
 def latent_at_last_of_group(p):
-    p.setattr(Compressor, "entry_positions", lambda self, first, count: (first + np.arange(count) + 1) * self.layer.ratio - 1)
+    p.setattr(Rows, "entry_positions", staticmethod(lambda first, count, ratio: (first + np.arange(count) + 1) * ratio - 1))
 
 
 def key_from_rotated_latent(p):

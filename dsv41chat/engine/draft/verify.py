@@ -53,7 +53,7 @@ def run_round(
     if cancelled():
         target.drop()
         return None
-    logits, verified = np.array(trial.logits), clock()
+    logits, verified = np.asarray(trial.logits), clock()
     try:
         emitted, ended = _walk(target, logits, n, guesses, select, emit)
     except BaseException:

@@ -10,21 +10,37 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.errors import RouteUnavailable
-from dsv41chat.engine.kernels import text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_tensor
+from dsv41chat.engine.kernels import text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_step, text_tensor
 from dsv41chat.engine.kernels.attend import Attend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.dialect import Kernel, kernel_name
 from dsv41chat.engine.kernels.exl3 import exl3_product
 from dsv41chat.engine.kernels.finish import FP4_SCALED, FP4_UE8M0, FP8_UE8M0, NO_ROUNDING, V4_FP4, Finish, Rounding, v4_fp8
+from dsv41chat.engine.kernels.glue import (
+    BlockTop,
+    Collapse,
+    Embed,
+    EngramGate,
+    FirstVisible,
+    Hadamard,
+    HeadMix,
+    KeepBlocks,
+    PoolGroups,
+    Scaled,
+    Settle,
+    StreamMean,
+)
 from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec, PairMatvec, narrowed
+from dsv41chat.engine.kernels.recorder import Gathered
 from dsv41chat.engine.kernels.prompt import SortedExperts
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare, sites, values
@@ -43,9 +59,10 @@ from dsv41chat.engine.rows_v4 import slots_for
 # a latent's product on equal input.
 TOLERANCE = {
     "matrix": 4e-3, "mix": 1e-4, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "gathered": 4e-3, "queries": 1e-1, "raw_rows": 1e-5, "entries": 5e-2,
-    "scores": 1e-5, "select": 0.0, "router": 1e-5, "experts": 8e-3,
+    "scores": 1e-5, "select": 0.0, "router": 1e-5, "experts": 8e-3, "begin": 4e-3, "settle": 4e-3, "tap": 4e-3, "logits": 4e-3, "engram": 8e-3,
+    "pool": 4e-3, "visible": 0.0, "candidates": 0.0, "among": 0.0,
 }  # fmt: skip
-_TEXTS = (text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_tensor)
+_TEXTS = (text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_step, text_tensor)
 _FINISH_LIMIT = 5e-3
 # Of calls that are compared with stock: of decode, of a window, of a prompt.
 _CHECK_ROWS = {"metal": (1, 5), "cuda": (1, 5, 40)}
@@ -122,7 +139,9 @@ def in_float32(site: Site) -> Callable:
 def builders(backend: Backend) -> Mapping[str, Callable[[Site], Callable]]:
     make = {
         "matrix": _matrix, "mix": _mix, "enter": _enter, "project": _project, "latent": _latent, "gathered": _gathered, "queries": _queries,
-        "raw_rows": _raw_rows, "entries": _entries, "scores": _scores, "select": _select, "router": _router, "experts": _experts,
+        "raw_rows": _raw_rows,
+        "entries": _entries, "scores": _scores, "select": _select, "router": _router, "experts": _experts, "begin": _begin, "settle": _settle,
+        "tap": _tap, "logits": _logits, "engram": _engram, "pool": _pool, "visible": _visible, "candidates": _candidates, "among": _among,
     }  # fmt: skip
     return {op: lambda site, build=build: build(backend, site) for op, build in make.items()}
 
@@ -138,13 +157,15 @@ def _few(few: Callable, many: Callable) -> Callable:
 
 
 def _matrix(backend: Backend, site: Site) -> Callable:
-    """Plain matrices stay stock, and so do stacked ones, which `experts` serves."""
+    """Stacked matrices stay stock, `experts` serves them. On Metal plain ones stay as well."""
     if isinstance(site.stock, (Exl3Linear, Exl3GroupedLinear, Exl3ExpertLinear)):
         return _few(exl3_product(backend, site.stock), site.stock)
     if isinstance(site.stock, (ExpertLinear, QuantizedExpertLinear)):
         raise Declined("")
     if not isinstance(site.stock, (QuantizedLinear, QuantizedGroupedLinear)):
-        raise Declined(f"{type(site.stock).__name__} stays with the stock product")
+        if backend.dialect != "cuda":
+            raise Declined(f"{type(site.stock).__name__} stays with the stock product")
+        return _few(Matvec(backend, site.stock), site.stock)
     few, many = Matvec(backend, site.stock), site.stock
     if backend.dialect == "cuda":
         few, many = _half(_tensor_or(backend, site.stock, few), few), _half(DecodedProduct(backend, site.stock), many)
@@ -221,28 +242,30 @@ def _project(backend: Backend, site: Site) -> Callable:
 def _gathered(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     c, w = site.trunk.config, site.owner.weights
-    return Attend(backend, w.heads, w.head_dim, c.qk_rope_head_dim, c.sliding_window, w.sink, w.eps if w.head_norm else None)
+    kernel = Attend(backend, w.heads, w.head_dim, c.qk_rope_head_dim, c.sliding_window, w.sink, w.eps if w.head_norm else None)
+    return lambda *args: kernel(*args, dims=_used(args[6]))
 
 
 def _queries(backend: Backend, site: Site) -> Callable:
     """Index queries and the weights of their heads."""
     _bfloat16(site)
     o, dims = site.owner, site.trunk.config.qk_rope_head_dim
-    scale = o.head_dim**-0.5 * o.heads**-0.5
+    weigh = Scaled(backend, o.head_dim**-0.5 * o.heads**-0.5)
     if not isinstance(o, IndexerV4):
         turn = Finish(backend, o.head_dim, rope=dims, rounding=FP4_UE8M0 if o.cache_quant else NO_ROUNDING)
 
         def queries(x: mx.array, qr: mx.array, table: Any) -> tuple[mx.array, mx.array]:
             q = o.wq_b(qr).reshape(x.shape[0], o.heads, o.head_dim)
-            return turn(q, table), o.weights_proj(x).astype(mx.float32) * scale
+            return turn(q, table), weigh(o.weights_proj(x))
 
         return queries
     turn, coarse = Finish(backend, o.head_dim, rope=dims), Finish(backend, o.head_dim, rounding=V4_FP4) if o.qat_sim else None
 
+    spread, proj = Hadamard(backend, o.head_dim), Matvec(backend, narrowed(bare(o.weights_proj)), mx.float32)
+
     def mixed(x: mx.array, qr: mx.array, table: Any) -> tuple[mx.array, mx.array]:
-        q = turn(o.wq_b(qr).reshape(x.shape[0], o.heads, o.head_dim), table)
-        q = o.mix(q.astype(mx.float32)).astype(q.dtype)
-        return q if coarse is None else coarse(q), o.weights_proj(x.astype(mx.float32)) * scale
+        q = spread(turn(o.wq_b(qr).reshape(x.shape[0], o.heads, o.head_dim), table))
+        return (q if coarse is None else coarse(q)), weigh(proj(x) if x.shape[0] <= MOST_ROWS else o.weights_proj(x.astype(mx.float32)))
 
     return mixed
 
@@ -252,7 +275,7 @@ def _raw_rows(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     o = site.owner
     if o.wgate is None:
-        raise Declined("")
+        return _few(Matvec(backend, narrowed(bare(o.wkv))), site.stock)
     pair = PairMatvec(backend, narrowed(bare(o.wkv)), narrowed(bare(o.wgate)), mx.float32, getattr(o, "ape", None), split=True)
     return _few(pair, site.stock)
 
@@ -278,18 +301,21 @@ def _entries(backend: Backend, site: Site) -> Callable:
     if o.mix is None:
         return turn
     coarse = Finish(backend, width, rounding=V4_FP4) if o.qat_sim else lambda x: x
-    return lambda pooled, table: coarse(o.mix(turn(pooled, table).astype(mx.float32)).astype(mx.bfloat16))
+    spread = Hadamard(backend, width)
+    return lambda pooled, table: coarse(spread(turn(pooled, table)))
 
 
 def _scores(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
-    return Scores(backend, site.owner.heads, site.owner.head_dim)
+    kernel = Scores(backend, site.owner.heads, site.owner.head_dim)
+    return lambda q, weight, keys, length: _with(kernel(q, weight, keys, length, dims=_used(keys)), _used(keys))
 
 
 def _select(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     owner = site.owner
-    return TopK(backend, owner.topk, slots_for(owner.topk) if isinstance(owner, IndexerV4) else owner.topk)
+    kernel = TopK(backend, owner.topk, slots_for(owner.topk) if isinstance(owner, IndexerV4) else owner.topk)
+    return lambda score: kernel(score, dims=_used(score))
 
 
 def _router(backend: Backend, site: Site) -> Callable:
@@ -297,10 +323,10 @@ def _router(backend: Backend, site: Site) -> Callable:
     moe = site.owner
     table = getattr(moe, "table", None)
     kernel = Router(
-        backend, bare(moe.gate), moe.picks, moe.scoring, moe.factor, getattr(moe, "gate_temp", 1.0), moe.bias, getattr(moe, "bias_image", None)
+        backend, bare(moe.gate), moe.picks, moe.scoring, moe.factor, getattr(moe, "gate_temp", 1.0), moe.bias, getattr(moe, "bias_image", None), table
     )
     if table is not None:
-        return _few(lambda x, tokens: kernel(x, None, mx.sort(table[tokens], axis=-1)), site.stock)
+        return _few(lambda x, tokens: kernel(x, tokens), site.stock)
     if site.trunk.config.family == "v4":
         return _few(lambda x, tokens: kernel(x), site.stock)
     return _few(kernel, site.stock)
@@ -323,3 +349,119 @@ def _experts(backend: Backend, site: Site) -> Callable:
         except Declined:
             pass  # such experts take the other way, which is right and slower
     return _few(kernel, many)
+
+
+# of a trunk, and of what is chosen ------------------------------------------------------------------------------------------
+
+
+def _used(place: Any) -> Any:
+    """Of a recorded array: where it says how much of it is in use; None of an array."""
+    return getattr(place, "used", None)
+
+
+def _with(place: Any, used: Any) -> Any:
+    if used is not None:
+        place.used = used
+    return place
+
+
+def _begin(backend: Backend, site: Site) -> Callable:
+    _bfloat16(site)
+    trunk = site.owner
+    streams = trunk.config.hc_mult
+    embed = Embed(backend, trunk.embed, streams)
+    if trunk.config.family != "v41":
+        return embed
+    first = [mx.array([[1.0] + [0.0] * (streams - 1)] * n) for n in range(1, MOST_ROWS + 1)]
+    return _few(lambda ids: (embed(ids), first[ids.shape[0] - 1]), site.stock)
+
+
+def _settle(backend: Backend, site: Site) -> Callable:
+    """The coefficients that come with the streams are not needed."""
+    _bfloat16(site)
+    kernel = Settle(backend, site.trunk.config.hidden_size)
+    return lambda h, pre, y, post, comb: h if y is None else kernel(h, y, post, comb)
+
+
+def _tap(backend: Backend, site: Site) -> Callable:
+    _bfloat16(site)
+    return StreamMean(backend, site.trunk.config.hidden_size)
+
+
+def _logits(backend: Backend, site: Site) -> Callable:
+    """The row is rounded to bfloat16 where stock rounds it; its products stay in float32."""
+    _bfloat16(site)
+    trunk, c = site.owner, site.trunk.config
+    head = Matvec(backend, narrowed(bare(trunk.head)), mx.float32)
+    if c.family == "v41":
+        collapse = Collapse(backend, trunk.norm, c.rms_norm_eps)
+        return _few(lambda h, pre: head(collapse(h, pre)), site.stock)
+    mix = HeadMix(backend, bare(trunk.head_mix), trunk.norm, c.rms_norm_eps)
+    return _few(lambda h: head(mix(h)), site.stock)
+
+
+def _engram(backend: Backend, site: Site) -> Callable:
+    _bfloat16(site)
+    engram = site.stock
+    gate = EngramGate(backend, engram)
+    return lambda h, rows, dead: gate(h, engram.wkv(rows), dead)
+
+
+def _pool(backend: Backend, site: Site) -> Callable:
+    """Rows of whole groups, or where they lie in a ring."""
+    _bfloat16(site)
+    o = site.owner
+    overlap = getattr(o.layer, "overlap", False)
+    width = o.norm.shape[0]
+    kernel, slots = PoolGroups(backend, o.layer.ratio, width, overlap), lru_cache(maxsize=16)(pool_slots)
+
+    def pool(group: Any, begins: bool = False) -> Any:
+        if isinstance(group, Gathered):
+            return kernel(group.buffer, group.slots)
+        return kernel(group, slots(group.shape[0] // o.layer.ratio, o.layer.ratio, overlap, begins))
+
+    return pool
+
+
+def pool_slots(groups: int, ratio: int, overlap: bool, begins: bool) -> mx.array:
+    """int32 [groups to make, tokens of each]: rows of `groups` whole groups in order. overlap: each also takes those of the group before
+    it, -1 where group 0 begins; else the first group only lends."""
+    own = np.arange(groups * ratio, dtype=np.int32).reshape(groups, ratio)
+    if not overlap:
+        return mx.array(own)
+    before = np.concatenate([np.full((1, ratio), -1, np.int32), own[:-1]])
+    return mx.array(np.concatenate([before, own], axis=1)[0 if begins else 1 :])
+
+
+def _visible(backend: Backend, site: Site) -> Callable:
+    """Lists of a fixed width; those of a V4 layer that sees all of its pool are as wide as what is in use of it."""
+    o = site.owner
+    kernel = FirstVisible(backend)
+    if hasattr(o, "topk"):
+        return lambda length: kernel(length, o.topk)
+    if o.indexer is not None:
+        return lambda length, width: kernel(length, width)
+
+    def growing(length: Any, width: int) -> Any:
+        index, present = kernel(length, width, dims=_used(length))
+        return _with(index, _used(length)), present
+
+    return growing
+
+
+def _candidates(backend: Backend, site: Site) -> Callable:
+    o = site.owner
+    top, best = BlockTop(backend, o.block), {}
+
+    def candidates(score: Any, length: Any) -> Any:
+        slots = min(o.blocks, score.shape[1] // o.block)
+        kernel = best.setdefault(slots, TopK(backend, o.blocks, slots))
+        used = _used(score)
+        return kernel(top(score, length, dims=used), dims=None if used is None else used.used)
+
+    return candidates
+
+
+def _among(backend: Backend, site: Site) -> Callable:
+    keep = KeepBlocks(backend, site.owner.block)
+    return lambda score, chosen: _with(keep(score, *chosen, dims=_used(score)), _used(score))

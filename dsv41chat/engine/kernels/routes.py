@@ -99,6 +99,7 @@ class Choice:
 class KernelRoutes:
     """The choice of one trunk. wanted: auto, stock or a route's name.
 
+    replay: plays recorded decode steps, None where each step is built anew.
     ahead: after how many layers each the device is set running while the rest is still being built; 0: it starts when all is built.
     """
 
@@ -109,6 +110,7 @@ class KernelRoutes:
     identity: str = STOCK
     host: bool = False
     ahead: int = 0
+    replay: Any = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class Compressor:
         if pooled is None:
             return
         first = rows.start // self.layer.ratio
-        entry, key = self.entries(pooled, rows.table(self.layer.rope, self.entry_positions(first, pooled.shape[0])))
+        entry, key = self.entries(pooled, rows.entry_table(self.layer, first, first + pooled.shape[0]))
         lane.append(f"pool.{self.layer.index}", first, entry)
         lane.append(f"keys.{self.layer.index}", first, key)
 
@@ -59,10 +59,6 @@ class Compressor:
         entry = rotate(latent, table)
         key = rotate(rms(self.index_key(self.key_input(latent, entry)), self.index_norm, self.eps), table)
         return (fp4_e4m3(entry), fp4_ue8m0(key)) if self.cache_quant else (entry, key)
-
-    def entry_positions(self, first: int, count: int) -> np.ndarray:
-        """A group is rotated at the position of its first token."""
-        return (first + np.arange(count)) * self.layer.ratio
 
     @staticmethod
     def key_input(latent: mx.array, entry: mx.array) -> mx.array:
@@ -75,14 +71,17 @@ class Compressor:
         if self.wgate is None:
             return raw
         name, r = f"raw.{self.layer.index}", self.layer.ratio
-        capacity, carried = lane.specs[name].rows, rows.start % r
-        group = raw
+        capacity, count = lane.specs[name].rows, rows.last_length(r) - rows.start // r
+        if rows.n <= lane.roll:
+            # The ring holds the open group and all of these rows.
+            lane.write(name, rows.ring_slots(rows.positions, capacity), raw)
+            return self.pool_rows(lane.buffers[name][rows.group_slots(r, capacity)]) if count else None
+        carried, group = rows.start % r, raw
         if carried:
             slots = np.arange(rows.start - carried, rows.start, dtype=np.int32) % capacity
             group = rows.concatenate([lane.buffers[name][rows.array(slots)], raw])
         kept = rows.positions[-min(rows.n, capacity) :]
         lane.write(name, rows.ring_slots(kept, capacity), raw[rows.n - len(kept) :])
-        count = group.shape[0] // r
         return self.pool_rows(group[: count * r]) if count else None
 
     def raw_rows(self, x: mx.array) -> mx.array:

@@ -11,7 +11,7 @@ from dsv41chat.engine.config import V41Config
 from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
 from dsv41chat.engine.ops.attend import index_scores
-from dsv41chat.engine.ops.blocks import after, row_blocks
+from dsv41chat.engine.ops.blocks import after
 from dsv41chat.engine.ops.fakequant import fp4_ue8m0
 from dsv41chat.engine.ops.rope import rotate
 from dsv41chat.engine.ops.select import CHOICE_BYTES, ascending, best_blocks, best_mask, first_visible, inside_blocks
@@ -57,7 +57,7 @@ class Indexer:
         makes = self.layer.makes_candidates and rows.last_length(self.layer.ratio) > self.block * self.blocks
         rows.candidates = None if self.layer.makes_candidates else rows.candidates
         picked, blocks = [], []
-        for part in row_blocks(rows.n, CHOICE_BYTES * keys.shape[0], rows.host):
+        for part in rows.row_blocks(CHOICE_BYTES * keys.shape[0]):
             done = [a for found in (*picked[-1:], *blocks[-1:]) for a in found]
             score = self.score(after(q[part], *done), weight[part], keys, length[part])
             if makes:

@@ -12,7 +12,7 @@ from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.linear import Linear, QuantizedLinear
 from dsv41chat.engine.ops import attend, fakequant, rope, select
-from dsv41chat.engine.ops.blocks import after, row_blocks
+from dsv41chat.engine.ops.blocks import after
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows_v4 import RowsV4, slots_for
@@ -53,7 +53,7 @@ class IndexerV4:
         q, weight = self.queries(x, qr, rows.tables[self.layer.rope])
         keys = lane.buffers[self.compressor.entries]
         picked = []
-        for part in row_blocks(rows.n, select.CHOICE_BYTES * keys.shape[0], rows.host):
+        for part in rows.row_blocks(select.CHOICE_BYTES * keys.shape[0]):
             done = picked[-1] if picked else ()
             picked.append(self.select(self.score(after(q[part], *done), weight[part], keys, length[part])))
         return tuple(rows.concatenate(parts) for parts in zip(*picked))

@@ -1,0 +1,180 @@
+"""A decode step that is recorded once and played again: one graph of kernels per step instead of hundreds of calls.
+
+A shadow of the trunk, the same modules with every operation recording its launches, is run once per `Form` and lane. What it recorded is
+loaded on the device with the memory of the weights and of the lane, and every later step of that form only brings its numbers: ids,
+rotations, slots, table rows. The launches write into the lane's own buffers. Wider calls, and calls for other results, take the
+trunk's way.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import mlx.core as mx
+import numpy as np
+
+from dsv41chat.engine.engram.fetch import Ticket
+from dsv41chat.engine.engram.values import take_host_values
+from dsv41chat.engine.kernels.launch import MOST_ROWS
+from dsv41chat.engine.kernels.recorder import Place, Recorder, Tape
+from dsv41chat.engine.kernels.recording import Form, Given, RecordedLane, RecordedRows, form_of
+from dsv41chat.engine.kernels.routes import Declined
+from dsv41chat.engine.kernels.sites import Site, bare, sites, width
+from dsv41chat.engine.lane import Lane
+from dsv41chat.engine.rows import Rows
+from dsv41chat.engine.rows_v4 import RowsV4
+from dsv41chat.engine.trial import Trial
+
+# Steps of other forms that a lane keeps ready: of each size of window the few that positions in a group and the length of the text make.
+_KEPT_FORMS = 64
+_MODULES = ("dsv41chat.engine.nn.", "dsv41chat.engine.trunk_")
+
+
+class Loaded(Protocol):
+    """A tape that is ready to run. block: the given block in host memory, uint8."""
+
+    block: np.ndarray
+
+    def play(self, part: int) -> None:
+        """Bring in the block as it is now and set the launches of a part running, after those of the parts before."""
+        ...
+
+    def logits(self) -> np.ndarray:
+        """Wait for all parts; the first result as float32, in memory of its own."""
+        ...
+
+    def copies(self) -> list[mx.array]:
+        """The other results, in memory of their own."""
+        ...
+
+
+class Player(Protocol):
+    """What runs tapes: a device, or in tests the CPU shim."""
+
+    def load(self, tape: Tape, given: Given, results: list[Place], buffers: Mapping[str, mx.array]) -> Loaded:
+        """buffers: the lane's, by the name in their memory; they are evaluated and will be written in place."""
+        ...
+
+
+@dataclass
+class _Ready:
+    """What is loaded for a lane while its buffers lie where they are."""
+
+    version: int
+    forms: dict[Form, tuple[Given, Loaded]]
+
+
+class Replay:
+    """Of one trunk. Raises Declined where something of the trunk is not made of kernels alone."""
+
+    def __init__(self, trunk: Any, recorder: Recorder, player: Player, builders: Mapping[str, Callable[[Site], Callable]]):
+        self.trunk, self.recorder, self.player = trunk, recorder, player
+        self.shadow = shadow(trunk, builders)
+        engrams = {layer.plan.engram_slot: layer.engram for layer in trunk.layers if getattr(layer, "engram", None) is not None}
+        self._widths = _Widths({slot: width(bare(bare(engram).wkv)) for slot, engram in engrams.items()})
+        self._lanes: WeakKeyDictionary[Lane, _Ready] = WeakKeyDictionary()
+
+    def takes(self, count: int, logits_from: int | None) -> bool:
+        c = self.trunk.config
+        return count <= min(MOST_ROWS, c.ring_rows - c.sliding_window) and logits_from == 0
+
+    def forward(self, lane: Lane, ids: np.ndarray, start: int, ticket: Ticket | None, want_taps: bool) -> Trial:
+        """As the trunk's, for a call that it takes: logits of all rows. The results are there on return."""
+        given, loaded = self._ready(lane, start, len(ids), want_taps)
+        rows = host_rows(self.trunk, ids, start)
+        given.fill(loaded.block, rows)
+        loaded.play(0)
+        for part, (slot, (at, shape)) in enumerate(given.tables.items(), 1):
+            # Values of tables are bfloat16 numbers in float32.
+            bits = np.ascontiguousarray(take_host_values(ticket, slot), np.float32).view(np.uint32) >> 16
+            loaded.block[at : at + 2 * bits.size].view(np.uint16).reshape(shape)[...] = bits
+            loaded.play(part)
+        logits = loaded.logits()
+        taps = loaded.copies() if want_taps else []
+        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, None, None)
+
+    def _ready(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Given, Loaded]:
+        lane.reserve(start + count)
+        ready = self._lanes.get(lane)
+        if ready is None or ready.version != lane.version:
+            mx.eval(lane.arrays())
+            ready = self._lanes[lane] = _Ready(lane.version, {})
+        form = form_of(self.trunk, start, count, True, taps)
+        if form not in ready.forms:
+            if len(ready.forms) >= _KEPT_FORMS:
+                ready.forms.pop(next(iter(ready.forms)))
+            ready.forms[form] = self._load(lane, start, count, taps)
+        return ready.forms[form]
+
+    def _load(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Given, Loaded]:
+        tape, given, results = self.record(lane, start, count, taps)
+        return given, self.player.load(tape, given, results, lane.buffers)
+
+    def record(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Tape, Given, list[Place]]:
+        """(launches, the block that they need, results: logits, then taps)."""
+        c, tape = self.trunk.config, self.recorder.begin()
+        given = Given(getattr(c, "candidate_block_size", 1))
+        rows = RecordedRows(self.trunk, self.recorder, given, start, count, lane)
+        recorded = RecordedLane(lane, self.recorder, given)
+        trial = self.shadow.run(recorded, rows, self._widths, 0, taps)
+        found = trial.taps if isinstance(trial.taps, tuple) else () if trial.taps is None else (trial.taps,)
+        results = [trial.logits, *found]
+        for place in results:
+            place.memory.kind = "result"
+        return tape, given, results
+
+
+@dataclass(frozen=True)
+class _Widths:
+    """Stands in a ticket's place: how wide the values of a slot are."""
+
+    of: dict[int, int]
+
+    def ready(self, slot: int) -> bool:
+        return True
+
+
+def host_rows(trunk: Any, ids: np.ndarray, start: int) -> Rows:
+    c = trunk.config
+    if c.family == "v4":
+        return RowsV4(ids, start, c.sliding_window, c.ring_rows, trunk.frequencies, host=True)
+    return Rows(ids, start, c.sliding_window, c.ring_rows, trunk.frequencies, c.image_token_id, host=True)
+
+
+def shadow(trunk: Any, builders: Mapping[str, Callable[[Site], Callable]]) -> Any:
+    """The trunk's modules again, around the same arrays, with all that `builders` build in place of its operations. Raises Declined."""
+    made = _copied(trunk)
+    for site in list(sites(made, made)):
+        if site.op not in builders:
+            continue
+        try:
+            call = builders[site.op](site)
+        except Declined as reason:
+            if str(reason):
+                raise Declined(f"{site.op}, {site.key}: {reason}") from reason
+            continue
+        setattr(site.owner, site.field, call)
+    return made
+
+
+def _copied(value: Any) -> Any:
+    """Modules anew, without what was put in place of their operations; all else as it is."""
+    value = bare(value)
+    if isinstance(value, (list, tuple)) and any(map(_is_module, value)):
+        return type(value)(map(_copied, value))
+    if not _is_module(value):
+        return value
+    made = copy.copy(value)
+    vars(made).clear()
+    for f in fields(value):
+        vars(made)[f.name] = _copied(getattr(value, f.name))
+    return made
+
+
+def _is_module(value: Any) -> bool:
+    value = bare(value)
+    return is_dataclass(value) and type(value).__module__.startswith(_MODULES)
