@@ -154,6 +154,11 @@ class CodeFolder:
         return code
 
 
+def code_folder(folder: Path | None = None) -> CodeFolder:
+    """folder: by default in the user's cache folder."""
+    return CodeFolder(folder or platformdirs.user_cache_path("dsv41chat", appauthor=False) / "kernels")
+
+
 class NvrtcBackend:
     """A `Backend` for NVIDIA's devices. folder: where machine code is kept, by default in the user's cache folder."""
 
@@ -190,7 +195,7 @@ class NvrtcBackend:
 
     @property
     def _code(self) -> CodeFolder:
-        return CodeFolder(self._folder or platformdirs.user_cache_path("dsv41chat", appauthor=False) / "kernels")
+        return code_folder(self._folder)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:

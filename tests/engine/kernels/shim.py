@@ -103,7 +103,11 @@ def _program(kernel: Kernel, dialect: str, inputs: list[tuple[mx.Dtype, bool]], 
 
 @cache
 def _library(program: str) -> ctypes.CDLL:
-    """Compiled libraries stay in the temporary folder by the hash of all that goes into them."""
+    return ctypes.CDLL(str(built(program)))
+
+
+def built(program: str) -> Path:
+    """The library that a C++ text makes, in the temporary folder by the hash of all that goes into it."""
     command = [compiler(), "-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-I", str(HERE)]
     key = hashlib.sha256("\0".join([program, (HERE / "shim.h").read_text(), *command]).encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / f"dsv41chat-shim-{os.getuid()}"
@@ -114,7 +118,7 @@ def _library(program: str) -> ctypes.CDLL:
         text.write_text(program)
         done = subprocess.run([*command, str(text), "-o", f"{text}.so"], capture_output=True, text=True)
         if done.returncode:
-            raise AssertionError(f"the kernel text does not compile ({text}):\n{done.stderr[:4000]}")
+            raise AssertionError(f"the text does not compile ({text}):\n{done.stderr[:4000]}")
         os.replace(f"{text}.so", path)
         text.unlink()
-    return ctypes.CDLL(str(path))
+    return path
