@@ -50,29 +50,31 @@ class TopK:
 class Router:
     """x [n, D] bfloat16 -> (expert ids int32 [n, picks] ascending, weight float32 [n, picks]), for at most 8 rows.
 
-    Logits in float32. image [n]: rows that use `bias_image`; chosen int32 [n, picks] ascending: the ids, where a table gives them.
+    Logits in float32. image [n]: rows that use `bias_image`; where a table gives the ids, int32 token ids.
     """
 
     def __init__(
         self, backend: Backend, gate: Any, picks: int, scoring: str, factor: float, temperature: float, bias: mx.array | None,
-        bias_image: mx.array | None = None,
+        bias_image: mx.array | None = None, table: mx.array | None = None,
     ):  # fmt: skip
-        """bias float32 [E]; None: the ids come from a table. Raises Declined."""
+        """bias float32 [E]. table int32 [vocab, picks]: the ids come from there. Raises Declined."""
         if scoring not in _SCORINGS:
             raise Declined(f"the kernels do not have the scores {scoring}")
         self.backend, self.picks = backend, picks
         self.logits = Matvec(backend, narrowed(gate), mx.float32)
         self.experts = self.logits.outputs
         self.bias = self.logits.matrix.arrays[0] if bias is None else bias
+        self.table = None if table is None else mx.sort(table, axis=-1)
         self.bias_image = bias_image
-        self.constants = {"E": self.experts, "PK": picks, "SCORING": _SCORINGS[scoring], "HASHED": int(bias is None)}
+        self.constants = {"E": self.experts, "PK": picks, "SCORING": _SCORINGS[scoring], "HASHED": int(table is not None)}
         self.constants |= {"FACTOR": float_bits(factor), "TEMP": float_bits(temperature)}
 
-    def __call__(self, x: mx.array, image: mx.array | None = None, chosen: mx.array | None = None) -> tuple[mx.array, mx.array]:
-        n, images = x.shape[0], image is not None and self.bias_image is not None
+    def __call__(self, x: mx.array, image: mx.array | None = None) -> tuple[mx.array, mx.array]:
+        n, hashed, images = x.shape[0], self.table is not None, image is not None and self.bias_image is not None
         logits = self.logits(x)
-        bias = logits if self.constants["HASHED"] else self.bias
-        inputs = [logits, bias, self.bias_image if images else bias, image if images else logits, logits if chosen is None else chosen]
+        bias = logits if hashed else self.bias
+        told = image if images or hashed else logits
+        inputs = [logits, bias, self.bias_image if images else bias, told, self.table if hashed else logits]
         outputs = [((n, self.picks), mx.int32), ((n, self.picks), mx.float32)]
         ids, weight = self.backend.run(ROUTE, inputs, {**self.constants, "IMAGES": int(images)}, (n, 1, 1), 32, outputs)
         return ids, weight

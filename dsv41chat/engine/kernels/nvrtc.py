@@ -159,6 +159,13 @@ def code_folder(folder: Path | None = None) -> CodeFolder:
     return CodeFolder(folder or platformdirs.user_cache_path("dsv41chat", appauthor=False) / "kernels")
 
 
+Wanted = tuple[Kernel, Sequence[mx.Dtype], Sequence[mx.Dtype], Mapping[str, int]]
+
+
+def _key(kernel: Kernel, inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype], constants: Mapping[str, int]) -> tuple:
+    return kernel, tuple(constants.items()), *inputs, *outputs
+
+
 class NvrtcBackend:
     """A `Backend` for NVIDIA's devices. folder: where machine code is kept, by default in the user's cache folder."""
 
@@ -173,10 +180,11 @@ class NvrtcBackend:
     def run(
         self, kernel: Kernel, inputs: Sequence[mx.array], constants: Mapping[str, int], groups: tuple[int, int, int], threads: int, outputs: Outputs
     ) -> list[mx.array]:
-        key = kernel, tuple(constants.items()), *(a.dtype for a in inputs), *(dtype for _, dtype in outputs)
+        wanted = kernel, tuple(a.dtype for a in inputs), tuple(dtype for _, dtype in outputs), constants
+        key = _key(*wanted)
         found = self._programs.get(key)
         if found is None:
-            name, text = program(kernel, [a.dtype for a in inputs], [dtype for _, dtype in outputs], constants)
+            name, text = program(*wanted)
             if self._waiting is not None:
                 self._waiting[key] = name, text
                 return [mx.zeros(shape, dtype) for shape, dtype in outputs]
@@ -196,6 +204,16 @@ class NvrtcBackend:
     @property
     def _code(self) -> CodeFolder:
         return code_folder(self._folder)
+
+    def codes(self, wanted: Sequence[Wanted]) -> list[tuple[str, bytes]]:
+        """(name, machine code) of each (kernel, dtypes of inputs, of outputs, constants); what is new is compiled side by side. Raises
+        CompileFailed."""
+        new = {key: program(*w) for w in wanted if (key := _key(*w)) not in self._programs}
+        if new:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                codes = pool.map(lambda item: self._code.load(*item, architecture()), new.values())
+                self._programs.update({key: (name, code) for (key, (name, _)), code in zip(new.items(), codes)})
+        return [self._programs[_key(*w)] for w in wanted]
 
     @contextmanager
     def collecting(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ BORDER = 256
 # Memory is used again only for results as large as this, and not before so many launches have passed since it was last read: an early
 # second use would make launches wait that do not need each other.
 _REUSED_BYTES, _REST = 1 << 18, 64
+_OWN = ("scratch", "result")
 
 
 @dataclass(eq=False)
@@ -147,7 +148,8 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """offsets: by scratch memory, its first byte in one block of `nbytes`. waits: by launch, the earlier launches of its part to wait for."""
+    """offsets: by scratch and result memory, its first byte in one block of `nbytes`, which any number of tapes can share that run one
+    after the other. waits: by launch, the earlier launches of its part to wait for."""
 
     offsets: dict[Memory, int]
     nbytes: int
@@ -179,17 +181,17 @@ def arrange(tape: Tape) -> Arrangement:
 
 def _range(memory: Memory, offsets: dict[Memory, int]) -> object | None:
     """What two uses of the same bytes share; None where nothing ever writes."""
-    return None if memory.kind in ("fixed", "given") else offsets[memory] if memory.kind == "scratch" else memory
+    return None if memory.kind in ("fixed", "given") else offsets.get(memory, memory)
 
 
 def _offsets(launches: list[Launch]) -> tuple[dict[Memory, int], int]:
-    last = {p.memory: i for i, launch in enumerate(launches) for p in (*launch.inputs, *launch.outputs) if p.memory.kind == "scratch"}
+    last = {p.memory: i for i, launch in enumerate(launches) for p in (*launch.inputs, *launch.outputs) if p.memory.kind in _OWN}
     offsets: dict[Memory, int] = {}
     free: dict[int, list[tuple[int, int]]] = {}  # size -> (offset, launch that read it last), oldest first
     leaving: dict[int, list[Memory]] = {}
     total = 0
     for i, launch in enumerate(launches):
-        for memory in dict.fromkeys(p.memory for p in launch.outputs if p.memory.kind == "scratch"):
+        for memory in dict.fromkeys(p.memory for p in launch.outputs if p.memory.kind in _OWN):
             if memory in offsets:
                 continue
             size = -(-max(1, memory.nbytes) // BORDER) * BORDER
@@ -198,7 +200,8 @@ def _offsets(launches: list[Launch]) -> tuple[dict[Memory, int], int]:
                 offsets[memory] = found.pop(0)[0]
             else:
                 offsets[memory], total = total, total + size
-            leaving.setdefault(last[memory], []).append(memory)
+            if memory.kind == "scratch":
+                leaving.setdefault(last[memory], []).append(memory)
         for memory in leaving.pop(i, ()):
             free.setdefault(-(-max(1, memory.nbytes) // BORDER) * BORDER, []).append((offsets[memory], i))
     return offsets, total

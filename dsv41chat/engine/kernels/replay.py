@@ -43,12 +43,8 @@ class Loaded(Protocol):
         """Bring in the block as it is now and set the launches of a part running, after those of the parts before."""
         ...
 
-    def logits(self) -> np.ndarray:
-        """Wait for all parts; the first result as float32, in memory of its own."""
-        ...
-
-    def copies(self) -> list[mx.array]:
-        """The other results, in memory of their own."""
+    def results(self) -> list[np.ndarray]:
+        """Wait for all parts; the bytes of each result, in memory of their own."""
         ...
 
 
@@ -93,9 +89,9 @@ class Replay:
             bits = np.ascontiguousarray(take_host_values(ticket, slot), np.float32).view(np.uint32) >> 16
             loaded.block[at : at + 2 * bits.size].view(np.uint16).reshape(shape)[...] = bits
             loaded.play(part)
-        logits = loaded.logits()
-        taps = loaded.copies() if want_taps else []
-        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, None, None)
+        logits, *taps = loaded.results()
+        taps = [mx.array(tap).view(self.trunk.dtype).reshape(len(ids), -1) for tap in taps]
+        return Trial(start, len(ids), logits.view(np.float32).reshape(len(ids), -1), mx.concatenate(taps, axis=-1) if taps else None, None, None)
 
     def _ready(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Given, Loaded]:
         lane.reserve(start + count)

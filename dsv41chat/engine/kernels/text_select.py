@@ -120,8 +120,8 @@ FN u32 sortable(float f) {
 """,
 )
 
-# Router: lg fp32 [M, E] logits, bias and bias2 fp32 [E], image int32 [M] (rows that use bias2, when IMAGES), ids int32 [M, PK] ascending
-# (the choice itself, when HASHED). Scores: SCORING 0 sqrt(softplus), 1 sigmoid, of logits / TEMP. The PK best by score + bias, by
+# Router: lg fp32 [M, E] logits, bias and bias2 fp32 [E], image [M] (rows that use bias2, when IMAGES; int32 token ids, when HASHED), ids int32
+# [vocab, PK] ascending (the choice of a token id, when HASHED). Scores: SCORING 0 sqrt(softplus), 1 sigmoid, of logits / TEMP. The PK best by score + bias, by
 # ascending id -> idx int32, wt fp32 [M, PK]: score / (sum + 1e-20) * FACTOR. One SIMD group per row.
 ROUTE = Kernel(
     "route",
@@ -150,7 +150,7 @@ ROUTE = Kernel(
     float best = none, score = 0.0f; u32 which = 0xffffffffu;
     UNROLL for (int i = 0; i < PER; i++) {
       const u32 e = i * 32 + lane;
-      const bool here = HASHED ? e == (u32)ids[gx * PK + r] : v[i] > best;
+      const bool here = HASHED ? e == (u32)ids[(u64)image[gx] * PK + r] : v[i] > best;
       if (here) { best = v[i]; which = e; score = s[i]; }
     }
     UNROLL for (int o = 16; o > 0; o >>= 1) {
