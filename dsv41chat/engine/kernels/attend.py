@@ -19,6 +19,9 @@ class Attend:
     """(q [n, H, C] as projected, (cos, sin) [n, rope / 2], ring [*, C], slots and present [n, W], pool [*, C], index and picked [n, K], or
     None three times) -> [n, H, C] bfloat16, rotated back. Any number of rows; a row's bits do not depend on it, nor on empty slots
     at the end of its list.
+
+    dims int32 [1 or more]: its first number says how many of the K entries of a list are in use; it is the stride of index and picked.
+    Such a call is one launch of each kernel, whatever it takes.
     """
 
     def __init__(self, backend: Backend, heads: int, channels: int, rope: int, window: int, sink: mx.array, head_eps: float | None):
@@ -36,13 +39,13 @@ class Attend:
 
     def __call__(
         self, q: mx.array, table: tuple[mx.array, mx.array], ring: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None,
-        index: mx.array | None, picked: mx.array | None,
+        index: mx.array | None, picked: mx.array | None, dims: mx.array | None = None,
     ) -> mx.array:  # fmt: skip
         entries = 0 if index is None else index.shape[1]
         piece = _WINDOW_PIECE if pool is None else _PIECE
         pieces = -(-(self.window + entries) // piece)
-        step = max(1, _PARTIAL_BYTES // (4 * self.heads * self.channels * pieces))
-        dims = number(entries)
+        step = max(1, _PARTIAL_BYTES // (4 * self.heads * self.channels * pieces)) if dims is None else q.shape[0]
+        dims = number(entries) if dims is None else dims
         lists = [slots, present, *((slots, present) if pool is None else (index, picked))]
         out = []
         for a in range(0, q.shape[0], step):

@@ -17,7 +17,10 @@ _SCORINGS = {"sqrtsoftplus": 0, "sigmoid": 1}
 
 
 class Scores:
-    """(q [n, H, C], weight float32 [n, H], keys [T, C], length int32 [n, 1]) -> float32 [n, T], -inf from length on; q, keys bfloat16."""
+    """(q [n, H, C], weight float32 [n, H], keys [T, C], length int32 [n, 1]) -> float32 [n, T], -inf from length on; q, keys bfloat16.
+
+    dims int32 [1 or more]: its first number says how many of the T keys are in use; it is the stride of the result's rows.
+    """
 
     def __init__(self, backend: Backend, heads: int, channels: int):
         """Raises Declined for channels that the kernel cannot load in runs."""
@@ -25,25 +28,29 @@ class Scores:
             raise Declined(f"{channels} index channels are not a multiple of 8 up to 128")
         self.backend, self.constants = backend, {"IH": heads, "IC": channels, "KPS": _KEYS, "NSG": _SIMDS}
 
-    def __call__(self, q: mx.array, weight: mx.array, keys: mx.array, length: mx.array) -> mx.array:
+    def __call__(self, q: mx.array, weight: mx.array, keys: mx.array, length: mx.array, dims: mx.array | None = None) -> mx.array:
         n, total = q.shape[0], keys.shape[0]
-        inputs = [q, weight, keys, length, number(total)]
+        inputs = [q, weight, keys, length, number(total) if dims is None else dims]
         grid = -(-total // (_KEYS * _SIMDS)), n, 1
         return self.backend.run(INDEX_SCORES, inputs, self.constants, grid, 32 * _SIMDS, [((n, total), mx.float32)])[0]
 
 
 class TopK:
-    """score float32 [n, T] -> (index int32 [n, slots] ascending, present [n, slots]) of the k best; absent slots last, index 0."""
+    """score float32 [n, T] -> (index int32 [n, slots] ascending, present [n, slots]) of the k best; absent slots last, index 0.
+
+    dims: as in `Scores`.
+    """
 
     def __init__(self, backend: Backend, k: int, slots: int):
         # The set is exact whatever the number of threads; Metal may grant a large kernel fewer than CUDA.
         self.backend, self.k, self.slots, self.threads = backend, k, slots, 1024 if backend.dialect == "cuda" else 512
 
-    def __call__(self, score: mx.array) -> tuple[mx.array, mx.array]:
+    def __call__(self, score: mx.array, dims: mx.array | None = None) -> tuple[mx.array, mx.array]:
         n, total = score.shape
         constants = {"K": self.k, "SLOTS": self.slots, "NTH": self.threads}
         outputs = [((n, self.slots), mx.int32), ((n, self.slots), mx.bool_)]
-        index, present = self.backend.run(TOP_K, [score, number(total)], constants, (n, 1, 1), self.threads, outputs)
+        inputs = [score, number(total) if dims is None else dims]
+        index, present = self.backend.run(TOP_K, inputs, constants, (n, 1, 1), self.threads, outputs)
         return index, present
 
 

@@ -25,6 +25,7 @@ from dsv41chat.engine.kernels.nvrtc import architecture, code_folder
 
 _log = logging.getLogger(__name__)
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
+_INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 _INPUTS = 32  # of the kernel that tells addresses
 _HINT = 'the stock operations run without it: set engine.routes to "stock"'
 
@@ -122,6 +123,16 @@ class Driver:
             cu.cuModuleGetFunction(byref(function), module, name.encode())
             found = self._functions[name] = function.value
         return found
+
+    def parameters(self, function: int) -> int | None:
+        """How many arguments a kernel takes, None when the driver does not tell: the call is CUDA 12.4's."""
+        ask, count = getattr(self._current(), "cuFuncGetParamInfo", None), 0
+        if ask is None:
+            return None
+        offset, size = c_size_t(), c_size_t()
+        while not (result := ask(c_void_p(function), c_size_t(count), byref(offset), byref(size))):
+            count += 1
+        return count if result == _INVALID_VALUE else None
 
     def allocate(self, nbytes: int) -> int:
         """Address of `nbytes` > 0 bytes of the device's own memory, all zero (this waits for the stream), on a border of at least 256
@@ -221,7 +232,7 @@ class Graph:
     """Launches that are started together, as often as wanted, each after the nodes that it names.
 
     A graph knows addresses only: the memory behind them has to live as long as it is launched. Raises ValueError for a node that comes
-    after itself or a later one, and DriverFailed.
+    after itself or a later one, or has another number of pointers than its kernel, and DriverFailed.
     """
 
     def __init__(self, nodes: Sequence[Node], on: Driver | None = None):
@@ -229,7 +240,8 @@ class Graph:
         cu, graph, self._executable = self._driver._current(), c_void_p(), c_void_p()
         cu.cuGraphCreate(byref(graph), 0)
         try:
-            _add(cu, graph, nodes)
+            takes = {function: self._driver.parameters(function) for function in {node.function for node in nodes}}
+            _add(cu, graph, nodes, takes)
             cu.cuGraphInstantiateWithFlags(byref(self._executable), graph, 0)
         finally:
             _quietly(cu.cuGraphDestroy, graph)
@@ -246,7 +258,7 @@ class Graph:
         self._close()
 
 
-def _add(cu: ctypes.CDLL, graph: c_void_p, nodes: Sequence[Node]) -> None:
+def _add(cu: ctypes.CDLL, graph: c_void_p, nodes: Sequence[Node], takes: dict[int, int | None]) -> None:
     # One array of all arguments, and one of pointers to them, in which each node has its stretch.
     values = np.fromiter((pointer for node in nodes for pointer in node.pointers), np.uint64)
     places = np.uint64(values.ctypes.data) + np.arange(values.size, dtype=np.uint64) * np.uint64(8)
@@ -257,7 +269,9 @@ def _add(cu: ctypes.CDLL, graph: c_void_p, nodes: Sequence[Node]) -> None:
     for index, (function, (x, y, z), threads, pointers, after) in enumerate(nodes):
         params.func, params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX = function, x, y, z, threads
         params.kernelParams = place
-        before = None
+        before, count = None, takes[function]
+        if count is not None and count != len(pointers):
+            raise ValueError(f"node {index} passes {len(pointers)} pointers to a kernel of {count} arguments")
         if after:
             after = sorted(set(after))
             if after[0] < 0 or after[-1] >= index:

@@ -13,7 +13,7 @@ from dsv41chat.engine.kernels.dialect import Kernel
 # rotated by cosv, sinv fp32 [M, RD / 2] and q is scaled by C^-0.5 (SCALE).
 # ring [*, C], pool [*, C] bf16; slots int32 [M, W] rows of the ring where present, index int32 [M, P] rows of the pool where picked,
 # dims int32 [0] = P.
-# -> po fp32 [M, H, SP, C], pm fp32 [M, H, SP, 2] (maximum, sum). Groups (SP, H / HG, M) of 32 * HG threads, a SIMD group per head.
+# -> po fp32 [M, H, SP, C], pm fp32 [M, H, SP, 2] (maximum, sum). Groups (SP or more, H / HG, M) of 32 * HG threads, a SIMD group per head.
 ATTEND_SPLIT = Kernel(
     "attend_split",
     ("q", "ring", "pool", "slots", "present", "index", "picked", "dims", "cosv", "sinv"),
@@ -22,6 +22,7 @@ ATTEND_SPLIT = Kernel(
   constexpr int VEC = C % 256 == 0 ? 8 : C % 128 == 0 ? 4 : 2, NC = C / (32 * VEC), EACH = C / 32;
   const u32 head = gy * HG + sg;
   const int P = dims[0], SP = (W + P + CH - 1) / CH, s0 = (int)gx * CH;
+  if ((int)gx >= SP) return;
   float qv[EACH], o[EACH], top = -1e30f, sum = 0.0f;
   UNROLL for (int c = 0; c < NC; c++) loadn<VEC, 0>((DEV const u32*)q, ((u64)gz * H + head) * C + c * 32 * VEC + lane * VEC, qv + c * VEC);
   if (HEADNORM) {

@@ -9,13 +9,14 @@ from dsv41chat.engine.kernels.dialect import Kernel
 
 # sum over heads of relu(q . key) * weight: q [M, IH, IC], keys [T, IC] bf16, hw fp32 [M, IH], len int32 [M], dims int32 [0] = T
 # -> sc fp32 [M, T], -inf from len on. A lane owns heads lane, lane + 32, ..; a SIMD group KPS keys.
-# Groups (ceil(T / (NSG * KPS)), M) of 32 * NSG threads.
+# Groups (ceil(T / (NSG * KPS)) or more, M) of 32 * NSG threads.
 INDEX_SCORES = Kernel(
     "index_scores",
     ("q", "hw", "keys", "len", "dims"),
     ("sc",),
     r"""
   const int T = dims[0], n = len[gy], first = (int)(gx * NSG + sg) * KPS;
+  if ((int)(gx * NSG) * KPS >= T) return;
   float acc[KPS];
   UNROLL for (int j = 0; j < KPS; j++) acc[j] = 0.0f;
   for (u32 head = lane; head < IH; head += 32) {

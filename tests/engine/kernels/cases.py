@@ -74,7 +74,7 @@ def _tuple(value: Any) -> tuple[mx.array, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _short(dtype: mx.Dtype) -> str:
+def short(dtype: mx.Dtype) -> str:
     return str(dtype).rsplit(".", 1)[-1]
 
 
@@ -134,7 +134,7 @@ def matvec(mode: str, bits: int, group: int, scales: mx.Dtype = BF16, wide: bool
     d = Draw(bits * 1000 + group)
     module = nn.QuantizedLinear(d.packed((outputs, inputs), mode, bits, group, scales))
     x = d.rows(ROWS, inputs).astype(F32 if wide else BF16)
-    name = f"matvec {mode} {bits} g{group} {_short(scales)}{' float32 rows' if wide else ''} {inputs}"
+    name = f"matvec {mode} {bits} g{group} {short(scales)}{' float32 rows' if wide else ''} {inputs}"
     return Case(name, lambda b: Matvec(b, module), lambda x: x.astype(F32) @ values(module).T, (x,), (1e-5 if wide else 2.5e-3,))
 
 
@@ -142,7 +142,7 @@ def plain(dtype: mx.Dtype) -> Case:
     d = Draw(5)
     module = nn.Linear(d.normal(24, 1280, size=0.03).astype(dtype))
     stock = lambda x: x.astype(F32) @ values(module).T
-    return Case(f"matvec {_short(dtype)}", lambda b: Matvec(b, module, F32), stock, (d.rows(ROWS, 1280),), (1e-5,))
+    return Case(f"matvec {short(dtype)}", lambda b: Matvec(b, module, F32), stock, (d.rows(ROWS, 1280),), (1e-5,))
 
 
 def grouped() -> Case:
@@ -358,6 +358,8 @@ def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, 
 
 @cache
 def cases() -> tuple[Case, ...]:
+    from tests.engine.kernels.cases_step import step_cases  # which is made of this module
+
     return (
         *(matvec(*f) for f in FORMATS),
         matvec("affine", 4, 64, F32),
@@ -408,4 +410,5 @@ def cases() -> tuple[Case, ...]:
         trellis("mcg", 6, wide=False),
         trellis("mul1", 5),
         trellis("mcg", 16),
+        *step_cases(),
     )

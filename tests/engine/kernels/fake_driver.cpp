@@ -127,6 +127,12 @@ CUresult cuModuleGetFunction(void** function, void* module, const char* name) {
   *function = new Function{name, atoi(strrchr(name, '_') + 1)};
   return 0;
 }
+CUresult cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* size) {
+  ENTER();
+  if (index >= (size_t)((Function*)function)->count) return INVALID_VALUE;
+  *offset = 8 * index, *size = 8;
+  return 0;
+}
 
 CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
   ENTER();

@@ -46,6 +46,9 @@ class Paper:
         # One node per launch, which hangs on its inputs, so that the graph is that of a step.
         return mx.depends(results, list(inputs))
 
+    def run_into(self, kernel, inputs, constants, groups, threads, targets):
+        return self.run(kernel, inputs, constants, groups, threads, [(a.shape, a.dtype) for a in targets])
+
 
 @cache
 def _nothing(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

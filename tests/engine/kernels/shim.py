@@ -64,8 +64,23 @@ class Shim:
         assert all(a.ndim for a in inputs)
         inputs = [mx.contiguous(a) for a in inputs]
         mx.eval(inputs)
-        held = [_aligned(_raw(a)) for a in inputs]
         results = [_aligned(np.full(max(1, int(np.prod(shape))) * dtype.size, 0x7B, np.uint8)) for shape, dtype in outputs]
+        return self._launch(kernel, inputs, constants, groups, threads, outputs, results)
+
+    def run_into(
+        self, kernel: Kernel, inputs: Sequence[mx.array], constants: Mapping[str, int], groups: tuple[int, int, int], threads: int,
+        targets: Sequence[mx.array],
+    ) -> list[mx.array]:  # fmt: skip
+        """Copies of the targets with what the kernel writes; a recorder writes in place."""
+        self.launches.append(kernel.base)
+        results = [_aligned(_raw(mx.contiguous(a))) for a in targets]
+        return self._launch(kernel, [mx.contiguous(a) for a in inputs], constants, groups, threads, [(a.shape, a.dtype) for a in targets], results)
+
+    def _launch(
+        self, kernel: Kernel, inputs: Sequence[mx.array], constants: Mapping[str, int], groups: tuple[int, int, int], threads: int,
+        outputs: Outputs, results: Sequence[np.ndarray],
+    ) -> list[mx.array]:  # fmt: skip
+        held = [_aligned(_raw(a)) for a in inputs]
         library = _library(_program(kernel, self.dialect, [(a.dtype, a.size < SMALL_ELEMENTS) for a in inputs], [d for _, d in outputs], constants))
         pointers = (ctypes.c_void_p * (len(held) + len(results)))(*[a.ctypes.data for a in (*held, *results)])
         library.run(pointers, *map(ctypes.c_int, (*groups, threads)))

@@ -134,6 +134,24 @@ def test_a_node_cannot_wait_for_a_later_one(fake, after):
     assert fake.live("graphs") == 0 and fake.live("executables") == live
 
 
+@pytest.mark.parametrize("pointers", [1, 4])
+def test_a_node_passes_as_many_pointers_as_its_kernel_takes(fake, pointers):
+    x = fake.memory()
+    wrong = fake.node(x, x, x)._replace(pointers=(x.address,) * pointers)
+    with pytest.raises(ValueError, match=f"node 1 passes {pointers} pointers to a kernel of 3"):
+        Graph([fake.node(x, x), wrong], fake.driver)
+    assert fake.live("graphs") == 0
+
+
+def test_a_driver_that_does_not_tell_the_number_of_arguments(fake):
+    function = fake.node(fake.memory()).function
+    assert fake.driver.parameters(function) == 1
+    fake.fail("cuFuncGetParamInfo", LAUNCH_FAILED)
+    assert fake.driver.parameters(function) is None
+    before_12_4 = (HERE / "fake_driver.cpp").read_text().replace("cuFuncGetParamInfo", "absent")
+    assert Driver(str(built(before_12_4))).parameters(function) is None
+
+
 def test_a_graph_goes_with_its_last_reference_or_when_closed(fake):
     x, out = fake.memory(drawn(1)), fake.memory()
     live = fake.live("executables")
@@ -380,6 +398,7 @@ def test_a_graph_of_three_launches_on_the_device():
     for i, call in enumerate(noted.calls):
         source = blocks[i - 1].address if i else at[0]
         nodes.append(Node(handle_of(driver, call), call[3], call[4], (source, *at[1:], blocks[i].address), (i - 1,) if i else ()))
+    assert driver.parameters(nodes[0].function) == 5
     graph, pinned = Graph(nodes), PinnedMemory(size)
     for _ in range(3):
         graph.launch()

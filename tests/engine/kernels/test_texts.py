@@ -6,8 +6,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat.engine.kernels.glue import Scatter, Settle
+from dsv41chat.engine.kernels.hyper import Enter
 from dsv41chat.engine.kernels.tensor import TileProduct, tiles_of
 from dsv41chat.engine.nn import linear as nn
+from dsv41chat.engine.nn.hyper_connection import HyperConnection
 from tests.engine.kernels.cases import ROWS, Draw, cases, distance, trellis, values
 from tests.engine.kernels.record import raw, record_of
 from tests.engine.kernels.shim import Shim, needs_compiler
@@ -31,6 +34,27 @@ def test_a_text(case):
         assert bits(case.run(Shim("cuda"))) == bits(got), "the preludes give different bits"
     for rows in (1, 3):
         assert bits(case.run(Shim(first), rows), rows) == bits(got, rows), f"{rows} rows alone have other bits than among {ROWS}"
+
+
+@pytest.mark.parametrize("dialect", ["metal", "cuda"])
+@pytest.mark.parametrize(("width", "dtype"), [(288, mx.bfloat16), (10, mx.float32), (640, mx.int32)])
+def test_rows_go_into_their_places(dialect, width, dtype):
+    """Places in any order and out of the way of -1; all other rows stay."""
+    d = Draw(41)
+    rows, target = (mx.reshape(d.whole(-99, 99, n, width).astype(dtype), (n, 2, -1)) for n in (5, 12))
+    at = [7, -1, 0, 11, -1]
+    got = Scatter(Shim(dialect)).into(rows, mx.array(at, dtype=mx.int32), target)
+    want = [next((rows[i] for i in range(5) if at[i] == r), target[r]) for r in range(12)]
+    assert got.dtype == dtype and mx.array_equal(got, mx.stack(want))
+
+
+def test_what_is_settled_has_the_bits_of_the_way_into_a_sublayer():
+    """So a tap or a gate between two sublayers leaves the streams as they were."""
+    d, D = Draw(42), 192
+    h, y, post, comb = d.rows(ROWS, 4, D), d.rows(ROWS, D), d.positive(ROWS, 4), d.positive(ROWS, 4, 4) / 3
+    mix = HyperConnection(d.normal(24, 4 * D, size=0.05), d.normal(24), mx.array([1.1, 0.9, 2.0]), 4, 1e-6, 1e-6)
+    entered = Enter(Shim("cuda"), mix, d.positive(D), 1e-6, False)(h, None, y, post, comb)[0]
+    assert bits([Settle(Shim("cuda"), D)(h, y, post, comb)[0]]) == bits([entered])
 
 
 @needs_compiler
