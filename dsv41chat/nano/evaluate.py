@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine import SamplingParams, open_engine

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import mlx.core as mx
 
-from dsv41chat.engine.kernels.gpu import gpu_route
+from dsv41chat.engine.kernels.gpu import builders, gpu_route
 from dsv41chat.engine.kernels.nvrtc import NvrtcBackend, library
+from dsv41chat.engine.kernels.player import CudaPlayer
+from dsv41chat.engine.kernels.recorder import Recorder
+from dsv41chat.engine.kernels.replay import Replay
 from dsv41chat.engine.kernels.routes import Route
 
 
@@ -16,7 +22,13 @@ def missing() -> str | None:
 
 
 def cuda_route() -> Route:
-    return gpu_route("cuda", BACKEND, missing)
+    return gpu_route("cuda", BACKEND, missing, replays=replays)
+
+
+def replays(trunk: Any, refused: Mapping[tuple[str, str], str]) -> Replay:
+    """Raises Declined."""
+    recorder = Recorder("cuda")
+    return Replay(trunk, recorder, CudaPlayer(BACKEND), builders(recorder), refused)
 
 
 BACKEND = NvrtcBackend()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS, float_bits
-from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import Form, Stored, stored
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_step import (
@@ -66,20 +66,33 @@ def _table(table: mx.array | QuantizedLookup) -> Stored:
 
 
 class Settle:
-    """(h bfloat16 [n, 4, D], y bfloat16 [n, D], post float32 [n, 4], comb float32 [n, 4, 4]) -> (h with y spread over it, its mean over the
-    streams [n, D]), bfloat16; the streams have the bits that `hyper.Enter` gives them."""
+    """(h bfloat16 [n, 4, D], y bfloat16 [n, D], post float32 [n, 4], comb float32 [n, 4, 4]) -> h with y spread over it, bfloat16, with
+    the bits that `hyper.Enter` gives it."""
 
     def __init__(self, backend: Backend, width: int):
         if width % 2:
             raise Declined(f"a width of {width} is odd")
         self.backend, self.constants = backend, {"D": width, "NTH": _THREADS}
 
-    def __call__(self, h: mx.array, y: mx.array, post: mx.array, comb: mx.array) -> tuple[mx.array, mx.array]:
+    def __call__(self, h: mx.array, y: mx.array, post: mx.array, comb: mx.array) -> mx.array:
+        return self._run(h, y, post, comb, 1)[0]
+
+    def _run(self, h: mx.array, y: mx.array, post: mx.array, comb: mx.array, expand: int) -> list[mx.array]:
         n, width = h.shape[0], self.constants["D"]
         grid = -(-width // (2 * _THREADS)), n, 1
-        outputs = [((n, _STREAMS, width), mx.bfloat16), ((n, width), mx.bfloat16)]
-        streams, mean = self.backend.run(SETTLE, [h, y, post, comb], self.constants, grid, _THREADS, outputs)
-        return streams, mean
+        outputs = [((n, _STREAMS, width) if expand else (8,), mx.bfloat16), ((n, width), mx.bfloat16)]
+        return self.backend.run(SETTLE, [h, y, post, comb], {**self.constants, "EXPAND": expand}, grid, _THREADS, outputs)
+
+
+class StreamMean(Settle):
+    """h bfloat16 [n, 4, D] -> bfloat16 [n, D]: the mean over the streams."""
+
+    def __init__(self, backend: Backend, width: int):
+        super().__init__(backend, width)
+        self.unused = mx.zeros((8,), mx.float32)
+
+    def __call__(self, h: mx.array) -> mx.array:
+        return self._run(h, h, self.unused, self.unused, 0)[1]
 
 
 class EngramGate:
@@ -139,10 +152,10 @@ class HeadMix(Collapse):
 
 
 class PoolGroups:
-    """(ring float32 [R, 2, halves * width], slots int32 [g, halves * ratio], dest int32 [g]) -> bfloat16 [g, width], one softmax per channel.
+    """(ring float32 [R, 2, halves * width], slots int32 [g, halves * ratio]) -> bfloat16 [g, width], one softmax per channel.
 
     slots: rows of the ring, -1 for none, in the order of the tokens; with overlap (two halves) first those of the group before, which
-    lends its first half of the channels. dest < 0: the group is not needed, and its row is zeros.
+    lends its first half of the channels.
     """
 
     def __init__(self, backend: Backend, ratio: int, width: int, overlap: bool):
@@ -153,10 +166,10 @@ class PoolGroups:
         self.backend, self.width, self.simds = backend, width, min(8, ratio * halves)
         self.constants = {"W": width, "RATIO": ratio, "HALVES": halves, "NSG": self.simds}
 
-    def __call__(self, ring: mx.array, slots: mx.array, dest: mx.array) -> mx.array:
+    def __call__(self, ring: mx.array, slots: mx.array) -> mx.array:
         groups = slots.shape[0]
         grid, outputs = (-(-self.width // 32), groups, 1), [((groups, self.width), mx.bfloat16)]
-        return self.backend.run(POOL_GROUPS, [ring, slots, dest], self.constants, grid, 32 * self.simds, outputs)[0]
+        return self.backend.run(POOL_GROUPS, [ring, slots], self.constants, grid, 32 * self.simds, outputs)[0]
 
 
 class Scatter:
@@ -182,15 +195,15 @@ class Scatter:
 
 
 class FirstVisible:
-    """length int32 [n, 1] -> (index int32 [n, slots], present bool [n, slots]): all entries of rows that see at most `slots`."""
+    """(length int32 [n, 1], slots) -> (index int32 [n, slots], present bool [n, slots]): all entries of rows that see at most `slots`."""
 
-    def __init__(self, backend: Backend, slots: int):
-        self.backend, self.constants = backend, {"SLOTS": slots, "NTH": _THREADS}
+    def __init__(self, backend: Backend):
+        self.backend = backend
 
-    def __call__(self, length: mx.array) -> tuple[mx.array, mx.array]:
-        n, slots = length.shape[0], self.constants["SLOTS"]
+    def __call__(self, length: mx.array, slots: int, dims: mx.array | None = None) -> tuple[mx.array, mx.array]:
+        n, inputs = length.shape[0], [length, number(slots) if dims is None else dims]
         outputs, grid = [((n, slots), mx.int32), ((n, slots), mx.bool_)], (-(-slots // _THREADS), n, 1)
-        index, present = self.backend.run(FIRST_VISIBLE, [length], self.constants, grid, _THREADS, outputs)
+        index, present = self.backend.run(FIRST_VISIBLE, inputs, {"NTH": _THREADS}, grid, _THREADS, outputs)
         return index, present
 
 
@@ -205,8 +218,9 @@ class BlockTop:
         self.backend, self.block, self.each = backend, block, _THREADS // lanes
         self.constants = {"BLOCK": block, "LANES": lanes, "NTH": _THREADS}
 
-    def __call__(self, score: mx.array, length: mx.array, dims: mx.array) -> mx.array:
+    def __call__(self, score: mx.array, length: mx.array, dims: mx.array | None = None) -> mx.array:
         n, blocks = score.shape[0], score.shape[1] // self.block
+        dims = number(score.shape[1]) if dims is None else dims
         grid, outputs = (-(-blocks // self.each), n, 1), [((n, blocks), mx.float32)]
         return self.backend.run(BLOCK_TOP, [score, length, dims], self.constants, grid, _THREADS, outputs)[0]
 
@@ -218,24 +232,23 @@ class KeepBlocks:
     def __init__(self, backend: Backend, block: int):
         self.backend, self.block = backend, block
 
-    def __call__(self, score: mx.array, index: mx.array, present: mx.array, dims: mx.array) -> mx.array:
+    def __call__(self, score: mx.array, index: mx.array, present: mx.array, dims: mx.array | None = None) -> mx.array:
         n, total = score.shape
+        dims = number(total) if dims is None else dims
         constants = {"BLOCK": self.block, "SLOTS": index.shape[1], "NTH": _THREADS}
         grid = -(-total // _THREADS), n, 1
         return self.backend.run(KEEP_BLOCKS, [score, index, present, dims], constants, grid, _THREADS, [(score.shape, mx.float32)])[0]
 
 
 class Scaled:
-    """x bfloat16 or float32 [n, C] -> float32 [n, C], x * factor."""
+    """x float32 [n, C] -> x * factor."""
 
     def __init__(self, backend: Backend, factor: float):
         self.backend, self.factor = backend, float_bits(factor)
 
     def __call__(self, x: mx.array) -> mx.array:
         n, width = x.shape
-        if x.size < SMALL_ELEMENTS:
-            raise Declined(f"{x.size} numbers are fewer than the kernel can read")
-        constants = {"C": width, "XF": int(x.dtype == mx.float32), "FACTOR": self.factor, "NTH": _THREADS}
+        constants = {"C": width, "FACTOR": self.factor, "NTH": _THREADS}
         return self.backend.run(SCALED, [x], constants, (-(-width // _THREADS), n, 1), _THREADS, [(x.shape, mx.float32)])[0]
 
 

@@ -40,10 +40,10 @@ from dsv41chat.engine.kernels.glue import (
 from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec, PairMatvec, narrowed
-from dsv41chat.engine.kernels.recorder import Gathered
 from dsv41chat.engine.kernels.prompt import SortedExperts
+from dsv41chat.engine.kernels.recorder import Gathered, Recorder
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
-from dsv41chat.engine.kernels.sites import Site, bare, sites, values
+from dsv41chat.engine.kernels.sites import Site, bare, input_dtype, sites, values
 from dsv41chat.engine.kernels.tensor import DecodedProduct, TensorMatvec, TileExperts
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
@@ -70,8 +70,11 @@ _CHECK_ROWS = {"metal": (1, 5), "cuda": (1, 5, 40)}
 _finish_gaps: dict[tuple, float] = {}
 
 
-def gpu_route(dialect: str, backend: Backend, missing: Callable[[], str | None], devices: frozenset[str] | None = None) -> Route:
-    """The route named after its dialect. backend: what runs the texts; devices: kinds it is for, by default the dialect's own."""
+def gpu_route(
+    dialect: str, backend: Backend, missing: Callable[[], str | None], devices: frozenset[str] | None = None, replays: Callable | None = None
+) -> Route:
+    """The route named after its dialect. backend: what runs the texts; devices: kinds it is for, by default the dialect's own; replays: as
+    `Route` has it."""
     return Route(
         dialect,
         devices or frozenset({dialect}),
@@ -83,6 +86,7 @@ def gpu_route(dialect: str, backend: Backend, missing: Callable[[], str | None],
         reference=in_float32,
         check_rows=_CHECK_ROWS[dialect],
         joins=backend.lazy,
+        replays=replays,
         prepare=lambda found: _prepare(backend, found),
         copies=narrowed_bytes,
     )
@@ -131,7 +135,8 @@ def in_float32(site: Site) -> Callable:
         wide = {name: replace(bare(getattr(m, name)), dtype=mx.float32) for name in ("w1", "w2", "w3")}
         parts = {name: bare(getattr(m, name)) for name in ("shared1", "shared2", "shared3")}
         call = replace(m, **wide, **parts, dtype=mx.float32).experts
-    narrow = lambda value: tuple(map(narrow, value)) if isinstance(value, tuple) else value.astype(site.trunk.dtype)
+    narrow = lambda value: tuple(map(narrow, value)) if isinstance(value, tuple) else value.astype(dtype)
+    dtype = input_dtype(site.stock, site.trunk) if site.op == "matrix" else site.trunk.dtype
     floating = lambda a: isinstance(a, mx.array) and mx.issubdtype(a.dtype, mx.floating)
     return lambda *args: narrow(call(*(a.astype(mx.float32) if floating(a) else a for a in args)))
 
@@ -203,9 +208,9 @@ def _latent(backend: Backend, site: Site) -> Callable:
     w, dims, rounding = site.owner, site.trunk.config.qk_rope_head_dim, _rounding(site)
     finish = Finish(backend, w.head_dim, weight=w.kv_norm, eps=w.eps, rope=dims, rounding=rounding)
     key = backend, w.head_dim, w.eps, dims, rounding
-    if key not in _finish_gaps:
+    if key not in _finish_gaps and not isinstance(backend, Recorder):
         _finish_gaps[key] = _finish_gap(finish, w, dims)
-    if _finish_gaps[key] > _FINISH_LIMIT:
+    if _finish_gaps.get(key, 0.0) > _FINISH_LIMIT:
         reason = f"norm, rotation and rounding of latents are {_finish_gaps[key]:.1e} from stock on equal rows"
         raise RouteUnavailable(reason, "engine.routes = stock")
     return lambda x, table: finish(w.wkv(x), table)
@@ -250,22 +255,24 @@ def _queries(backend: Backend, site: Site) -> Callable:
     """Index queries and the weights of their heads."""
     _bfloat16(site)
     o, dims = site.owner, site.trunk.config.qk_rope_head_dim
-    weigh = Scaled(backend, o.head_dim**-0.5 * o.heads**-0.5)
+    weigh, proj = Scaled(backend, o.head_dim**-0.5 * o.heads**-0.5), bare(o.weights_proj)
+    dtype = input_dtype(proj, site.trunk)
+    proj = _few(Matvec(backend, narrowed(proj), mx.float32), lambda x: o.weights_proj(x.astype(dtype)).astype(mx.float32))
     if not isinstance(o, IndexerV4):
         turn = Finish(backend, o.head_dim, rope=dims, rounding=FP4_UE8M0 if o.cache_quant else NO_ROUNDING)
 
         def queries(x: mx.array, qr: mx.array, table: Any) -> tuple[mx.array, mx.array]:
             q = o.wq_b(qr).reshape(x.shape[0], o.heads, o.head_dim)
-            return turn(q, table), weigh(o.weights_proj(x))
+            return turn(q, table), weigh(proj(x))
 
         return queries
     turn, coarse = Finish(backend, o.head_dim, rope=dims), Finish(backend, o.head_dim, rounding=V4_FP4) if o.qat_sim else None
 
-    spread, proj = Hadamard(backend, o.head_dim), Matvec(backend, narrowed(bare(o.weights_proj)), mx.float32)
+    spread = Hadamard(backend, o.head_dim)
 
     def mixed(x: mx.array, qr: mx.array, table: Any) -> tuple[mx.array, mx.array]:
         q = spread(turn(o.wq_b(qr).reshape(x.shape[0], o.heads, o.head_dim), table))
-        return (q if coarse is None else coarse(q)), weigh(proj(x) if x.shape[0] <= MOST_ROWS else o.weights_proj(x.astype(mx.float32)))
+        return (q if coarse is None else coarse(q)), weigh(proj(x))
 
     return mixed
 

@@ -9,6 +9,7 @@ trunk's way.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.recorder import Place, Recorder, Tape
 from dsv41chat.engine.kernels.recording import Form, Given, RecordedLane, RecordedRows, form_of
 from dsv41chat.engine.kernels.routes import Declined
-from dsv41chat.engine.kernels.sites import Site, bare, sites, width
+from dsv41chat.engine.kernels.sites import INNER, Site, bare, sites, width
 from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.rows import Rows
 from dsv41chat.engine.rows_v4 import RowsV4
@@ -31,6 +32,7 @@ from dsv41chat.engine.trial import Trial
 
 # Steps of other forms that a lane keeps ready: of each size of window the few that positions in a group and the length of the text make.
 _KEPT_FORMS = 64
+_TRIES = 3
 _MODULES = ("dsv41chat.engine.nn.", "dsv41chat.engine.trunk_")
 
 
@@ -65,14 +67,50 @@ class _Ready:
 
 
 class Replay:
-    """Of one trunk. Raises Declined where something of the trunk is not made of kernels alone."""
+    """Of one trunk. refused: sites whose kernels were found wrong, by op and key, with the reason. Raises Declined where something of the
+    trunk is not made of kernels alone."""
 
-    def __init__(self, trunk: Any, recorder: Recorder, player: Player, builders: Mapping[str, Callable[[Site], Callable]]):
+    def __init__(
+        self, trunk: Any, recorder: Recorder, player: Player, builders: Mapping[str, Callable[[Site], Callable]],
+        refused: Mapping[tuple[str, str], str],
+    ):  # fmt: skip
         self.trunk, self.recorder, self.player = trunk, recorder, player
-        self.shadow = shadow(trunk, builders)
+        self.shadow = shadow(trunk, builders, refused)
         engrams = {layer.plan.engram_slot: layer.engram for layer in trunk.layers if getattr(layer, "engram", None) is not None}
         self._widths = _Widths({slot: width(bare(bare(engram).wkv)) for slot, engram in engrams.items()})
         self._lanes: WeakKeyDictionary[Lane, _Ready] = WeakKeyDictionary()
+        try:
+            launches = len(self.record(self._lane(), 0, 1, False)[0].launches)
+        except TypeError as error:
+            raise Declined(f"something between the kernels is not one: {error}") from error
+        self.key = f"{len(trunk.layers)} layers, {launches} launches, plan {hashlib.sha256(repr(trunk.plan).encode()).hexdigest()[:12]}"
+
+    def _lane(self) -> Lane:
+        return Lane(self.trunk.lane_specs(), self.trunk.config.roll_rows, in_place=True)
+
+    def check(self) -> float:
+        """The relative L2 distance of logits to those of steps that are built, after a short prompt; the least of several tries, because a
+        near tie may choose other experts. Table rows are left out; their kernels were checked by themselves."""
+        return min(self._distance(seed) for seed in range(_TRIES))
+
+    def _distance(self, seed: int) -> float:
+        c = self.trunk.config
+        ids = np.random.default_rng(seed).integers(0, c.vocab_size, 2 * MOST_ROWS + 3)
+        found = []
+        for replayed in (True, False):
+            lane, at, rows = self._lane(), 0, []
+            for count in (2 * MOST_ROWS - 1, 1, 3):
+                part = ids[at : at + count]
+                step = self.forward if replayed and count <= MOST_ROWS else self._built
+                rows.append(np.array(step(lane, part, at, None, False).logits)[-3:])
+                at += count
+            found.append(np.concatenate(rows[1:]))
+        return float(np.linalg.norm(found[0] - found[1]) / np.linalg.norm(found[1]))
+
+    def _built(self, lane: Lane, ids: np.ndarray, start: int, ticket: None, taps: bool) -> Trial:
+        trial = self.trunk.run(lane, rows_of(self.trunk, ids, start), ticket, 0, taps)
+        mx.eval(trial.arrays(), lane.arrays())
+        return trial
 
     def takes(self, count: int, logits_from: int | None) -> bool:
         c = self.trunk.config
@@ -81,8 +119,7 @@ class Replay:
     def forward(self, lane: Lane, ids: np.ndarray, start: int, ticket: Ticket | None, want_taps: bool) -> Trial:
         """As the trunk's, for a call that it takes: logits of all rows. The results are there on return."""
         given, loaded = self._ready(lane, start, len(ids), want_taps)
-        rows = host_rows(self.trunk, ids, start)
-        given.fill(loaded.block, rows)
+        given.fill(loaded.block, rows_of(self.trunk, ids, start, host=True))
         loaded.play(0)
         for part, (slot, (at, shape)) in enumerate(given.tables.items(), 1):
             # Values of tables are bfloat16 numbers in float32.
@@ -134,19 +171,21 @@ class _Widths:
         return True
 
 
-def host_rows(trunk: Any, ids: np.ndarray, start: int) -> Rows:
+def rows_of(trunk: Any, ids: np.ndarray, start: int, host: bool = False) -> Rows:
     c = trunk.config
     if c.family == "v4":
-        return RowsV4(ids, start, c.sliding_window, c.ring_rows, trunk.frequencies, host=True)
-    return Rows(ids, start, c.sliding_window, c.ring_rows, trunk.frequencies, c.image_token_id, host=True)
+        return RowsV4(ids, start, c.sliding_window, c.ring_rows, trunk.frequencies, host)
+    return Rows(ids, start, c.sliding_window, c.ring_rows, trunk.frequencies, c.image_token_id, host)
 
 
-def shadow(trunk: Any, builders: Mapping[str, Callable[[Site], Callable]]) -> Any:
+def shadow(trunk: Any, builders: Mapping[str, Callable[[Site], Callable]], refused: Mapping[tuple[str, str], str]) -> Any:
     """The trunk's modules again, around the same arrays, with all that `builders` build in place of its operations. Raises Declined."""
     made = _copied(trunk)
     for site in list(sites(made, made)):
         if site.op not in builders:
             continue
+        if (reason := refused.get((site.op, site.key))) and site.op not in INNER:
+            raise Declined(reason)
         try:
             call = builders[site.op](site)
         except Declined as reason:

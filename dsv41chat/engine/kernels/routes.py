@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 STOCK = "stock"
 # A device that waits for a whole step to be built is idle for a quarter of it; setting it running costs about as much as building a layer.
 AHEAD = 2
+# Of a recorded step to one that is built of the same kernels. Lists of entries are cut elsewhere, and a choice of experts can fall otherwise.
+REPLAY_LIMIT = 2e-2
 CHECK_ROWS = (1, 5)
 # A call of the last number of rows is compared with calls of its first rows, to learn whether a row's bits depend on its call.
 ALIKE_ROWS = (1, 2, 5, 8, 33)
@@ -49,7 +51,7 @@ class Route:
     auto_on: devices where `auto` considers it, None for all of its own. reference: what it is compared with; the stock operation as it
     is, or in float32. check_rows: of the calls that are compared. suits: why it is not for a trunk, None if it is. copies: bytes
     that it keeps beside the weights of some modules and their trunk. joins: the halves of a layer become compiled graphs of its kernels
-    (`kernels.joined`). prepare: called with one site of each key before they are built, to compile side by side what they will need.
+    (`kernels.joined`). replays: (trunk, refused sites) -> what plays its decode steps (`kernels.replay`); raises Declined. prepare: called with one site of each key before they are built, to compile side by side what they will need.
 
     host: its builders return numpy arrays and take either kind. Then nothing but numpy arrays passes between the operations of a trunk,
     its lanes are numpy's, and operations that stay stock are called through copies. Inside operations and in MTP MLX arrays stay.
@@ -69,6 +71,7 @@ class Route:
     host: bool = False
     copies: Callable[[list[Any], Any], int] = lambda modules, trunk: 0
     joins: bool = False
+    replays: Callable[[Any, Mapping[tuple[str, str], str]], Any] | None = None
     prepare: Callable[[list[Site]], None] = lambda found: None
 
     def takes(self, wanted: str, device: str) -> bool:
@@ -99,7 +102,7 @@ class Choice:
 class KernelRoutes:
     """The choice of one trunk. wanted: auto, stock or a route's name.
 
-    replay: plays recorded decode steps, None where each step is built anew.
+    replay: plays recorded decode steps, None where each step is built anew; built: why, in words.
     ahead: after how many layers each the device is set running while the rest is still being built; 0: it starts when all is built.
     """
 
@@ -111,6 +114,7 @@ class KernelRoutes:
     host: bool = False
     ahead: int = 0
     replay: Any = None
+    built: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,6 +148,10 @@ class KernelRoutes:
         asked = f" (engine.routes = {self.wanted})"
         alike = "a row's bits do not depend on its call" if self.rows_alike else "prompt rows and decode rows differ in low bits"
         lines = [f"{names}{asked}: {alike}" + (f"; {self.checked}" if self.names else "")]
+        if self.replay is not None:
+            lines.append("decode steps are recorded once and played again")
+        elif self.built:
+            lines.append(f"decode steps are built anew: {self.built}")
         for op, route in self.by_op().items():
             mine = [c for c in self.choices if c.op == op]
             errors = [c.error for c in mine if c.error is not None]
@@ -239,12 +247,14 @@ def install(
             if not isinstance(site.value, Routed) and site.op not in INNER:
                 placed.append(site)
                 setattr(site.owner, site.field, Routed(STOCK, _bridge(site.stock, to_host, to_mlx), site.stock))
-        if module is trunk and any(d.route is not None and d.route.joins for d in decided.values()):
+        replay, built = _replay(trunk, decided, strict, verdicts) if module is trunk else (None, None)
+        joins = replay is None and any(d.route is not None and d.route.joins for d in decided.values())
+        if module is trunk and joins:
             joined.join(trunk)
     except BaseException:
         remove(placed)
         raise
-    ahead = AHEAD if any(d.route is not None and d.route.joins for d in decided.values()) else 0
+    ahead = AHEAD if joins or replay is not None else 0
     if verdicts is not None:
         verdicts.save()
     choices = [
@@ -252,7 +262,33 @@ def install(
     ]
     used = [r for r in candidates if any(c.route == r.name for c in choices)]
     rows_alike = all(r.rows_alike for r in used) and all(c.alike for c in choices)
-    return KernelRoutes(wanted, device, choices, rows_alike, _identity(choices, used), host, ahead)
+    return KernelRoutes(wanted, device, choices, rows_alike, _identity(choices, used), host, ahead, replay, built)
+
+
+def _replay(trunk: Any, decided: dict[tuple[str, str], Decision], strict: bool, verdicts: Verdicts | None) -> tuple[Any, str | None]:
+    """(what plays the trunk's decode steps, None) or (None, why they are built anew). Raises RouteUnavailable where it plays them wrongly and
+    the route was demanded."""
+    route = next((d.route for d in decided.values() if d.route is not None and d.route.replays is not None), None)
+    if route is None:
+        return None, None
+    refused = {key: d.reason for key, d in decided.items() if d.route is None and d.reason}
+    try:
+        replay = route.replays(trunk, refused)
+    except Declined as reason:
+        return None, str(reason)
+    what = route.name, route.identity(), "replay", replay.key
+    if verdicts is not None and verdicts.get(*what) is not None:
+        return replay, None
+    error = replay.check()
+    if error > REPLAY_LIMIT:
+        words = f"{route.name}: a recorded step is {error:.1e} from one that is built, at most {REPLAY_LIMIT:.0e} is allowed"
+        if strict:
+            raise RouteUnavailable(words, "engine.routes = stock")
+        _log.warning("%s", words)
+        return None, words
+    if verdicts is not None:
+        verdicts.put(*what, error, True)
+    return replay, None
 
 
 def extend(chosen: KernelRoutes, module: Any, trunk: Any, verdicts: Verdicts | None = None) -> None:

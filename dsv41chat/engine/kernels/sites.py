@@ -176,7 +176,7 @@ def _key(site: Site) -> str:
     value, c, dtype = site.stock, site.trunk.config, short(site.trunk.dtype)
     if site.op == "matrix":
         rounds = " rounded" if getattr(value, "round_input", False) else ""
-        return f"{type(value).__name__} {stored(value)} x {short(_input_dtype(value, site.trunk))}{rounds}"
+        return f"{type(value).__name__} {stored(value)} x {short(input_dtype(value, site.trunk))}{rounds}"
     if site.op in ("mix", "head_mix"):
         return f"{type(value).__name__} {list(value.fn.shape)} {dtype}"
     if site.op == "enter":
@@ -270,7 +270,7 @@ def short(dtype: mx.Dtype) -> str:
     return str(dtype).rsplit(".", 1)[-1]
 
 
-def _input_dtype(value: Any, trunk: Any) -> mx.Dtype:
+def input_dtype(value: Any, trunk: Any) -> mx.Dtype:
     """Matrices kept in float32 beside a narrower model are applied to float32 rows (router, head, compressors)."""
     narrow = isinstance(value, Linear) and value.weight.dtype == mx.float32
     return mx.float32 if narrow else trunk.dtype
@@ -289,7 +289,7 @@ def _inputs(site: Site, n: int, rng: np.random.Generator) -> tuple:
         per_pick = picks if bare(getattr(site.owner, "w2", None)) is value else 1
         return normal(n, per_pick, 1, width(value)).astype(dtype), chosen(picks, count(value), n)
     if op == "matrix":
-        return (normal(n, width(value)).astype(_input_dtype(value, site.trunk)),)
+        return (normal(n, width(value)).astype(input_dtype(value, site.trunk)),)
     if op in ("mix", "head_mix"):
         return (normal(n, c.hc_mult, c.hidden_size).astype(dtype),)
     if op == "enter":
@@ -386,4 +386,5 @@ def _entry_inputs(site: Site, n: int, rng: np.random.Generator, normal: Callable
         return score, length
     blocks = total // owner.block
     slots = min(owner.blocks, blocks)
-    return score, (_chosen(rng, slots, blocks, n), mx.array(rng.random((n, slots)) < 0.8))
+    present = np.arange(slots)[None] < rng.integers(0, slots + 1, (n, 1))
+    return score, (mx.where(mx.array(present), _chosen(rng, slots, blocks, n), 0), mx.array(present))

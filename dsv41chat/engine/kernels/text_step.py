@@ -38,7 +38,7 @@ EMBED = Kernel(
 )
 
 # h [M, 4, D], y [M, D] bf16, post fp32 [M, 4], comb fp32 [M, 4 (summed), 4] -> hn bf16 [M, 4, D], the bits of HYPER_SPREAD, and mean bf16
-# [M, D] of the rounded streams. Groups (ceil(D / (2 * NTH)), M) of NTH threads.
+# [M, D] of the rounded streams. EXPAND 0: the streams are h, and hn is not written. Groups (ceil(D / (2 * NTH)), M) of NTH threads.
 SETTLE = Kernel(
     "settle",
     ("h", "y", "post", "comb"),
@@ -47,17 +47,20 @@ SETTLE = Kernel(
   const u32 d = (gx * NTH + tid) * 2;
   if (d >= D) return;
   float old[4][2], in[2], sum[2] = {0.0f, 0.0f};
-  loadn<2, 0>((DEV const u32*)y, (u64)gy * D + d, in);
+  if (EXPAND) loadn<2, 0>((DEV const u32*)y, (u64)gy * D + d, in);
   UNROLL for (int j = 0; j < 4; j++) loadn<2, 0>((DEV const u32*)h, ((u64)gy * 4 + j) * D + d, old[j]);
   UNROLL for (int k = 0; k < 4; k++) {
     float r[2];
     UNROLL for (int i = 0; i < 2; i++) {
-      float o = MUL(post[gy * 4 + k], in[i]);
-      UNROLL for (int j = 0; j < 4; j++) o = FMA(comb[gy * 16 + 4 * j + k], old[j][i], o);
-      r[i] = rbf(o);
+      r[i] = old[k][i];
+      if (EXPAND) {
+        float o = MUL(post[gy * 4 + k], in[i]);
+        UNROLL for (int j = 0; j < 4; j++) o = FMA(comb[gy * 16 + 4 * j + k], old[j][i], o);
+        r[i] = rbf(o);
+      }
       sum[i] += r[i];
     }
-    ((DEV u32*)hn)[(((u64)gy * 4 + k) * D + d) / 2] = pack2(r[0], r[1]);
+    if (EXPAND) ((DEV u32*)hn)[(((u64)gy * 4 + k) * D + d) / 2] = pack2(r[0], r[1]);
   }
   ((DEV u32*)mean)[((u64)gy * D + d) / 2] = pack2(0.25f * sum[0], 0.25f * sum[1]);
 """,
@@ -183,13 +186,13 @@ COLLAPSE = Kernel(
 """,
 )
 
-# ring fp32 [R, 2 (value, gate), HALVES * W], slots int32 [N, HALVES * RATIO] rows of it, -1 for none, dest int32 [N] -> pooled bf16 [N, W]:
+# ring fp32 [R, 2 (value, gate), HALVES * W], slots int32 [N, HALVES * RATIO] rows of it, -1 for none -> pooled bf16 [N, W]:
 # per channel the values under the softmax of the gates. HALVES 2: the first RATIO slots lend their first W channels, the others their
-# second. dest < 0: nobody needs this group, zeros. A SIMD group owns PER neighbouring slots; their sums are joined in order.
-# Groups (ceil(W / 32), N) of 32 * NSG threads, a lane per channel.
+# second. A SIMD group owns PER neighbouring slots; their sums are joined in order. Groups (ceil(W / 32), N) of 32 * NSG threads, a lane
+# per channel.
 POOL_GROUPS = Kernel(
     "pool_groups",
-    ("ring", "slots", "dest"),
+    ("ring", "slots"),
     ("pooled",),
     r"""
   constexpr int ROWS = HALVES * RATIO, PER = (ROWS + NSG - 1) / NSG;
@@ -198,7 +201,6 @@ POOL_GROUPS = Kernel(
   const u32 c = gx * 32 + lane;
   const bool inside = c < W;
   DEV u16* P = (DEV u16*)pooled + (u64)gy * W + c;
-  if (dest[gy] < 0) { if (sg == 0 && inside) *P = 0; return; }
   float g[PER], v[PER], top = none;
   UNROLL for (int i = 0; i < PER; i++) {
     const int at = (int)sg * PER + i, r = at < ROWS ? slots[gy * ROWS + at] : -1;
@@ -241,17 +243,18 @@ SCATTER = Kernel(
 """,
 )
 
-# len int32 [M] -> index int32 [M, SLOTS] = 0, 1, 2, .. up to len, then 0; present bool [M, SLOTS]. Groups (ceil(SLOTS / NTH), M).
+# len int32 [M], dims int32 [0] = P -> index int32 [M, P] = 0, 1, 2, .. up to len, then 0; present bool [M, P]. Groups (ceil(P / NTH) or more,
+# M) of NTH threads.
 FIRST_VISIBLE = Kernel(
     "first_visible",
-    ("len",),
+    ("len", "dims"),
     ("index", "present"),
     r"""
-  const int i = (int)(gx * NTH + tid);
-  if (i >= SLOTS) return;
+  const int P = dims[0], i = (int)(gx * NTH + tid);
+  if (i >= P) return;
   const bool seen = i < len[gy];
-  index[(u64)gy * SLOTS + i] = seen ? i : 0;
-  present[(u64)gy * SLOTS + i] = seen;
+  index[(u64)gy * P + i] = seen ? i : 0;
+  present[(u64)gy * P + i] = seen;
 """,
 )
 
@@ -294,7 +297,7 @@ KEEP_BLOCKS = Kernel(
 """,
 )
 
-# x [M, C] bf16 or fp32 (XF) -> out fp32 [M, C] = x * FACTOR. Groups (ceil(C / NTH), M) of NTH threads.
+# x fp32 [M, C] -> out fp32 [M, C] = x * FACTOR. Groups (ceil(C / NTH), M) of NTH threads.
 SCALED = Kernel(
     "scaled",
     ("x",),
@@ -303,7 +306,7 @@ SCALED = Kernel(
   const u32 c = gx * NTH + tid;
   if (c >= C) return;
   const u64 i = (u64)gy * C + c;
-  out[i] = MUL(XF ? ((DEV const float*)x)[i] : bf2f(((DEV const u16*)x)[i]), asf((u32)FACTOR));
+  out[i] = MUL(x[i], asf((u32)FACTOR));
 """,
 )
 

@@ -268,16 +268,19 @@ def router(kind: str, experts_count: int = 40, picks: int = 6) -> Case:
     bias, other = d.normal(experts_count, size=0.1), d.normal(experts_count, size=0.1)
     scoring, temperature = ("sigmoid", 1.0) if kind == "sigmoid" else ("sqrtsoftplus", 2.0)
     image = mx.array(d.rng.random(ROWS) < 0.5) if kind == "images" else None
-    chosen = d.chosen(picks, experts_count) if kind == "hashed" else None
+    hashed = kind == "hashed"
+    table = mx.array(np.stack([d.rng.permutation(experts_count)[:picks] for _ in range(40)]).astype(np.int32)) if hashed else None
+    image = d.whole(0, 40, ROWS) if hashed else image
 
-    def stock(x, image, chosen):
+    def stock(x, image):
         score = route.router_scores(gate(x.astype(F32)) / temperature, scoring)
-        if chosen is not None:
-            return chosen, route.expert_weights(score, chosen, 1.5)
+        if hashed:
+            return route.route_hashed(score, table, image, 1.5)
         return route.route(score, bias if image is None else mx.where(image[:, None], other, bias), picks, 1.5)
 
-    build = lambda b: Router(b, gate, picks, scoring, 1.5, temperature, None if kind == "hashed" else bias, other if kind == "images" else None)
-    return Case(f"router {kind}", build, stock, (d.normal(ROWS, D).astype(BF16), image, chosen), (0.0, 1e-6), close=frozenset({1}))
+    others = (None, None, table) if hashed else (bias, other if kind == "images" else None)
+    build = lambda b: Router(b, gate, picks, scoring, 1.5, temperature, *others)
+    return Case(f"router {kind}", build, stock, (d.normal(ROWS, D).astype(BF16), image), (0.0, 1e-6), close=frozenset({1}))
 
 
 def tensor_matvec(groups: int = 1) -> Case:

@@ -15,7 +15,7 @@ from dsv41chat.engine.nn.hyper_connection import HyperHead, mean_of_streams
 from dsv41chat.engine.ops import attend, norm, pool, select
 from dsv41chat.engine.ops import hyper as streams
 from dsv41chat.engine.ops.hadamard import hadamard_matrix
-from tests.engine.kernels.cases import BF16, F32, ROWS, Case, Draw, attention, scores, short
+from tests.engine.kernels.cases import BF16, F32, ROWS, Case, Draw, attention, scores
 
 
 def embed(table: str, *form: int) -> Case:
@@ -33,11 +33,12 @@ def settled() -> Case:
     d, D = Draw(31), 320
     inputs = d.rows(ROWS, 4, D), d.rows(ROWS, D), d.positive(ROWS, 4), d.positive(ROWS, 4, 4) / 4
 
-    def stock(h, y, post, comb):
-        spread = streams.expand(y, h, post, comb)
-        return spread, mean_of_streams(spread)
+    stock = lambda h, y, post, comb: streams.expand(y, h, post, comb)
+    return Case("settle", lambda b: glue.Settle(b, D), stock, inputs, (1e-3,))
 
-    return Case("settle", lambda b: glue.Settle(b, D), stock, inputs, (1e-3, 1e-3))
+
+def mean_of(D: int) -> Case:
+    return Case("mean of streams", lambda b: glue.StreamMean(b, D), mean_of_streams, (Draw(31).rows(ROWS, 4, D),), (1e-3,))
 
 
 def gated(D: int) -> Case:
@@ -70,30 +71,35 @@ def head_mix(D: int) -> Case:
 
 
 def pooled(ratio: int, width: int, overlap: bool) -> Case:
-    """Gates of +-80; group 2 is the first of its row (nothing before it), group 4 has one token, group 5 is not needed."""
+    """Gates of +-80; group 2 is the first of its row (nothing before it), group 4 has one token."""
     d, halves, R = Draw(35), 2 if overlap else 1, 2 * ratio + 9
     ring = d.normal(R, 2, halves * width) * mx.array([1.0, 20.0])[:, None]
     slots = np.stack([d.rng.permutation(R)[: halves * ratio] for _ in range(ROWS)]).astype(np.int32)
     if overlap:
         slots[2, :ratio] = -1
     slots[4, :-1] = -1
-    dest = np.where(np.arange(ROWS) == 5, -1, np.arange(ROWS)).astype(np.int32)
 
-    def stock(ring, slots, dest):
+    def stock(ring, slots):
         rows = mx.where((slots >= 0)[..., None, None], ring[mx.maximum(slots, 0)], mx.array([0.0, -float("inf")])[:, None])
         one = (lambda r: pool.pool_overlapping(r, ratio, False)) if overlap else (lambda r: pool.pool_groups(r, ratio))
-        found = mx.concatenate([one(r) for r in rows])
-        return mx.where((dest >= 0)[:, None], found, 0.0).astype(BF16)
+        return mx.concatenate([one(r) for r in rows]).astype(BF16)
 
     name = f"pool {ratio} x {width}{' overlapping' if overlap else ''}"
-    inputs = ring, mx.array(slots), mx.array(dest)
+    inputs = ring, mx.array(slots)
     return Case(name, lambda b: glue.PoolGroups(b, ratio, width, overlap), stock, inputs, (1e-3,), frozenset({0}), frozenset({0}))
 
 
 def first_visible(slots: int) -> Case:
     lengths = mx.array([[0], [1], [2], [slots - 1], [slots], [slots + 1], [5], [100]], dtype=mx.int32)
-    build, stock = lambda b: glue.FirstVisible(b, slots), lambda length: select.first_visible(length, slots)
+    build, stock = lambda b: lambda length: glue.FirstVisible(b)(length, slots), lambda length: select.first_visible(length, slots)
     return Case(f"first {slots} visible", build, stock, (lengths,), (0.0, 0.0))
+
+
+def first_visible_in_use(used: int, slots: int) -> Case:
+    lengths = mx.array([[0], [1], [2], [used - 1], [used], [used + 1], [5], [100]], dtype=mx.int32)
+    dims = mx.array([used], dtype=mx.int32)
+    build = lambda b: lambda length: tuple(_in_use(a, used) for a in glue.FirstVisible(b)(length, slots, dims=dims))
+    return Case(f"first {used} of {slots} visible", build, lambda length: select.first_visible(length, used), (lengths,), (0.0, 0.0))
 
 
 def _in_use(a: mx.array, columns: int) -> mx.array:
@@ -137,10 +143,9 @@ def kept_blocks(block: int, used: int, total: int, blocks: int) -> Case:
     return Case(f"inside blocks of {block}, {used} of {total}", build, stock, (score, index, present), (0.0,))
 
 
-def scaled(dtype: mx.Dtype) -> Case:
-    d, factor = Draw(38), 128**-0.5 / 3
-    stock = lambda x: x.astype(F32) * factor
-    return Case(f"scaled {short(dtype)}", lambda b: glue.Scaled(b, factor), stock, (d.rows(ROWS, 160).astype(dtype),), (0.0,))
+def scaled(width: int) -> Case:
+    factor = 128**-0.5 / 3
+    return Case(f"scaled {width}", lambda b: glue.Scaled(b, factor), lambda x: x * factor, (Draw(38).rows(ROWS, width).astype(F32),), (0.0,))
 
 
 def mixed(width: int, heads: int) -> Case:
@@ -182,6 +187,7 @@ def step_cases() -> tuple[Case, ...]:
         *(embed(*f) for f in (("affine", 4, 64), ("affine", 6, 32), ("affine", 3, 32), ("mxfp4", 4, 32), ("mxfp8", 8, 32))),
         *(embed(name) for name in ("bfloat16", "float32", "float16")),
         settled(),
+        mean_of(320),
         gated(96),
         gated(2176),
         collapsed(96),
@@ -192,13 +198,14 @@ def step_cases() -> tuple[Case, ...]:
         pooled(2, 48, False),
         pooled(128, 64, False),
         first_visible(130),
+        first_visible_in_use(40, 130),
         block_top(8, 96, 160),
         block_top(64, 192, 192),
         block_top(12, 96, 120),
         kept_blocks(8, 96, 160, 5),
         kept_blocks(12, 96, 120, 20),
-        scaled(BF16),
-        scaled(F32),
+        scaled(160),
+        scaled(4),
         mixed(128, 3),
         mixed(512, 1),
         mixed(16, 2),
