@@ -191,8 +191,6 @@ class Scatter:
         grid = -(-words // _THREADS), n, 1
         return self.backend.run_into(SCATTER, [rows, at], {"WORDS": words, "NTH": _THREADS}, grid, _THREADS, [target])[0]
 
-    __call__ = into
-
 
 class FirstVisible:
     """(length int32 [n, 1], slots) -> (index int32 [n, slots], present bool [n, slots]): all entries of rows that see at most `slots`."""

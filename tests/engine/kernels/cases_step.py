@@ -132,8 +132,11 @@ def block_top(block: int, used: int, total: int) -> Case:
 
 
 def kept_blocks(block: int, used: int, total: int, blocks: int) -> Case:
+    """The last row sees some and chose none."""
     score, length = _seen(Draw(37), used, total)
     index, present = select.best_blocks(_in_use(score, used), length, block, blocks)
+    chose = mx.array(np.arange(ROWS) < ROWS - 1)[:, None]
+    index, present = mx.where(chose, index, 0), present & chose
 
     def build(b):
         kernel = glue.KeepBlocks(b, block)

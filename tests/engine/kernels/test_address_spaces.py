@@ -16,6 +16,7 @@ import mlx.core as mx
 import pytest
 
 from dsv41chat.engine.kernels.dialect import Kernel, header, source
+from dsv41chat.engine.kernels.glue import Scatter
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.paper import BUILDS, Paper, call_every_kernel, on_paper, paper
 from tests.engine.kernels.test_dialect import DOUBLE
@@ -89,6 +90,7 @@ def test_the_cases():
         if case.only is None:
             case.run(backend, 1)
             case.run(backend)
+    Scatter(backend).into(mx.zeros((1, 64)), mx.zeros((1,), mx.int32), mx.zeros((16, 64)))
     assert len(backend.programs) > 80 and not all_errors(backend)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsv41chat.engine.kernels import attend, choose, dialect, exl3, finish, hyper, matrix, tensor
+from dsv41chat.engine.kernels import attend, choose, dialect, exl3, finish, glue, hyper, matrix, tensor
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.shim import Shim, needs_compiler
 
@@ -52,6 +52,38 @@ FAULTS = {
     "pairs in another order": ("tensor experts mxfp8 8", tensor, "TENSOR_TILES", "pack2(v[i], v[i + 4])", "pack2(v[i + 4], v[i])"),
     "a scale of the group before in a matrix": ("decoded affine 4 g64", tensor, "DECODE_MATRIX", "/ (GS / 32)", "/ (GS / 16)"),
     "no rotation": ("finish 4 x 128 kind 2 g32 turned", finish, "FINISH_ROWS", "rbf(MUL(u, c) - MUL(v, s))", "u"),
+    "an offset of an embedding": ("embed affine 6 32", glue, "EMBED", "c - (float)(1u << (BITS & 31))", "c - (float)(1u << (BITS & 31)) + 1.0f"),
+    "a scale of the next group": ("embed mxfp8 8 32", glue, "EMBED", "run * 32 / GS", "(run ^ 1) * 32 / GS"),
+    "the other half of a word": ("embed float16", glue, "EMBED", "16 * (i & 1)", "16 * (~i & 1)"),
+    "a stream that is not written": ("embed bfloat16", glue, "EMBED", "for (int k = 0; k < 4; k++)", "for (int k = 0; k < 3; k++)"),
+    "a mix that is transposed": ("settle", glue, "SETTLE", "comb[gy * 16 + 4 * j + k]", "comb[gy * 16 + 4 * k + j]"),
+    "a stream that the mean leaves out": ("settle", glue, "SETTLE", "sum[i] += r[i];", "sum[i] += k ? r[i] : 0.0f;"),
+    "a mean before the rounding": ("settle", glue, "SETTLE", "0.25f * sum[0]", "0.251f * sum[0]"),
+    "a dead row that lives": ("engram 96", glue, "ENGRAM", "dead[gy] ? 0.0f :", ""),
+    "a gate without its sign": ("engram 96", glue, "ENGRAM", "dot >= 0.0f ? root : -root", "root"),
+    "the key of the first stream": ("engram 2176", glue, "ENGRAM", "row + gx * D + d", "row + d"),
+    "sums of one SIMD group": ("engram 2176", glue, "ENGRAM", "i < NTH / 32", "i < 1"),
+    "no norm of the keys": ("engram 96", glue, "ENGRAM", "t[2] * rh * rk", "t[2] * rh"),
+    "the weights of other streams": ("collapse 96", glue, "COLLAPSE", "pre[gx * 4 + k]", "pre[gx * 4 + 3 - k]"),
+    "a tail without its norm": ("collapse 2176", glue, "COLLAPSE", "for (int i = 0; i < NTH / 32; i++) sq +=", "for (int i = 0; i < 8; i++) sq +="),
+    "a lost base": ("head mix 96", glue, "COLLAPSE", "scale[0], base[k]", "scale[0], 0.0f"),
+    "a slice that is left out": ("head mix 2176", glue, "COLLAPSE", "g < G; g += 32", "g < 32; g += 32"),
+    "a stream left out of the squares": ("head mix 96", glue, "HEAD_MIX", "f[0] = v[0];", "f[0] = k ? v[0] : 0.0f;"),
+    "the channels of the other half": ("pool 4 x 64 overlapping", glue, "POOL_GROUPS", "at < (HALVES - 1) * RATIO ?", "at >= (HALVES - 1) * RATIO ?"),
+    "a slot that is not there": ("pool 4 x 64 overlapping", glue, "POOL_GROUPS", "if (r >= 0 && inside)", "if (inside)"),
+    "a group that nobody needs": ("pool 2 x 48", glue, "POOL_GROUPS", "if (dest[gy] < 0)", "if (false)"),
+    "a sum of fewer slots": ("pool 128 x 64", glue, "POOL_GROUPS", "i < NSG; i++) { z", "i < NSG - 1; i++) { z"),
+    "one entry too many": ("first 130 visible", glue, "FIRST_VISIBLE", "i < len[gy]", "i <= len[gy]"),
+    "the block after the newest": ("best of blocks of 8, 96 of 160", glue, "BLOCK_TOP", "(u32)(n - 1) / BLOCK", "(u32)n / BLOCK"),
+    "lanes that are not joined": ("best of blocks of 12, 96 of 120", glue, "BLOCK_TOP", "o < LANES; o <<= 1", "2 * o < LANES; o <<= 1"),
+    "the stride of another width": ("best of blocks of 8, 96 of 160", glue, "BLOCK_TOP", "(u64)gy * T + b * BLOCK", "(u64)gy * (T + 64) + b * BLOCK"),
+    "a list that is cut short": ("inside blocks of 8, 96 of 160", glue, "KEEP_BLOCKS", "high = SLOTS;", "high = SLOTS / 2;"),
+    "absent blocks that count": ("inside blocks of 12, 96 of 120", glue, "KEEP_BLOCKS", "present[row + low] && ", ""),
+    "a factor that is off": ("scaled bfloat16", glue, "SCALED", "asf((u32)FACTOR)", "asf((u32)FACTOR + 1)"),
+    "a butterfly of the wrong sign": ("hadamard 3 x 128", glue, "HADAMARD", "lane & o ? t - a[i]", "lane & o ? a[i] - t"),
+    "a butterfly between registers": ("hadamard 1 x 512", glue, "HADAMARD", "o < EACH; o <<= 1", "o < EACH / 2; o <<= 1"),
+    "another stride of the scores": ("scores of 37 in use", choose, "INDEX_SCORES", "sc[(u64)gy * T + first", "sc[(u64)gy * 100 + first"),
+    "a piece too few": ("attend to 40 in use", attend, "ATTEND_SPLIT", "if ((int)gx >= SP) return;", "if ((int)gx >= SP - 1) return;"),
 }
 
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 
+from dsv41chat.engine.kernels.glue import Scatter
 from dsv41chat.engine.kernels.nvrtc import library
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.nvrtc import compile_kernel
@@ -27,10 +29,13 @@ def test_the_cases(architecture):
     backend = Paper("cuda")
     for case in cases():
         case.run(backend)
+    Scatter(backend).into(mx.zeros((8, 64)), mx.zeros((8,), mx.int32), mx.zeros((16, 64)))
     bases = {kernel.base for kernel, *_ in backend.programs}
     assert bases >= {
         "matvec", "tensor_matvec", "tensor_tiles", "experts_up", "experts_down", "exl3_matvec", "hyper_spread", "hyper_finish",
         "attend_split", "attend_merge", "index_scores", "top_k", "route", "finish_rows", "decode_matrix",
+        "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks", "scaled",
+        "hadamard",
     }  # fmt: skip
     compiled(backend, architecture)
 
