@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend, number
@@ -71,7 +72,7 @@ class Router:
         self.logits = Matvec(backend, narrowed(gate), mx.float32)
         self.experts = self.logits.outputs
         self.bias = self.logits.matrix.arrays[0] if bias is None else bias
-        self.table = None if table is None else mx.sort(table, axis=-1)
+        self.table = None if table is None else mx.array(np.sort(np.array(table), axis=-1))
         self.bias_image = bias_image
         self.constants = {"E": self.experts, "PK": picks, "SCORING": _SCORINGS[scoring], "HASHED": int(table is not None)}
         self.constants |= {"FACTOR": float_bits(factor), "TEMP": float_bits(temperature)}
