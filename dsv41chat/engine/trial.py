@@ -16,8 +16,9 @@ from dsv41chat.engine.lane import Lane
 class Trial:
     """Nothing of it counts until the lane commits.
 
-    logits float32 [rows asked for, vocab]; of a step that was played again (`kernels.replay`) in numpy, and then there are no streams. taps [n, width]: what the build's drafter reads of every row, None unless asked for: the
-    mean over the streams at each tapped layer, side by side (DSpark), or the streams after the last layer (MTP).
+    logits float32 [rows asked for, vocab]; of a recorded step (`kernels.replay`) in numpy, and such a step has no streams to show.
+    taps [n, width]: what the build's drafter reads of every row, None unless asked for: the mean over the streams at each tapped layer,
+    side by side (DSpark), or the streams after the last layer (MTP).
     streams [n, S, D] after the last layer; pre [n, S]: the coefficients that collapse them (V4.1), None where the head has its own.
     """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
@@ -63,7 +64,16 @@ class _Ready:
     """What is loaded for a lane while its buffers lie where they are."""
 
     version: int
-    forms: dict[Form, tuple[Given, Loaded]]
+    forms: dict[Form, _Step]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """tables: byte and shape of the values of each slot of n-gram rows in the block."""
+
+    loaded: Loaded
+    fill: Callable[[Rows], None]
+    tables: dict[int, tuple[int, tuple[int, ...]]]
 
 
 class Replay:
@@ -81,7 +91,7 @@ class Replay:
         self._lanes: WeakKeyDictionary[Lane, _Ready] = WeakKeyDictionary()
         try:
             launches = len(self.record(self._lane(), 0, 1, False)[0].launches)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise Declined(f"something between the kernels is not one: {error}") from error
         self.key = f"{len(trunk.layers)} layers, {launches} launches, plan {hashlib.sha256(repr(trunk.plan).encode()).hexdigest()[:12]}"
 
@@ -90,7 +100,7 @@ class Replay:
 
     def check(self) -> float:
         """The relative L2 distance of logits to those of steps that are built, after a short prompt; the least of several tries, because a
-        near tie may choose other experts. Table rows are left out; their kernels were checked by themselves."""
+        near tie may choose other experts. Without table rows; their kernels were checked by themselves."""
         return min(self._distance(seed) for seed in range(_TRIES))
 
     def _distance(self, seed: int) -> float:
@@ -118,19 +128,20 @@ class Replay:
 
     def forward(self, lane: Lane, ids: np.ndarray, start: int, ticket: Ticket | None, want_taps: bool) -> Trial:
         """As the trunk's, for a call that it takes: logits of all rows. The results are there on return."""
-        given, loaded = self._ready(lane, start, len(ids), want_taps)
-        given.fill(loaded.block, rows_of(self.trunk, ids, start, host=True))
+        step = self._ready(lane, start, len(ids), want_taps)
+        loaded = step.loaded
+        step.fill(rows_of(self.trunk, ids, start, host=True))
         loaded.play(0)
-        for part, (slot, (at, shape)) in enumerate(given.tables.items(), 1):
-            # Values of tables are bfloat16 numbers in float32.
-            bits = np.ascontiguousarray(take_host_values(ticket, slot), np.float32).view(np.uint32) >> 16
-            loaded.block[at : at + 2 * bits.size].view(np.uint16).reshape(shape)[...] = bits
+        for part, (slot, (at, shape)) in enumerate(step.tables.items(), 1):
+            # Values of tables are bfloat16 numbers in float32; rows of zeros add nothing.
+            found = 0 if ticket is None else np.ascontiguousarray(take_host_values(ticket, slot), np.float32).view(np.uint32) >> 16
+            loaded.block[at : at + 2 * math.prod(shape)].view(np.uint16).reshape(shape)[...] = found
             loaded.play(part)
         logits, *taps = loaded.results()
         taps = [mx.array(tap).view(self.trunk.dtype).reshape(len(ids), -1) for tap in taps]
         return Trial(start, len(ids), logits.view(np.float32).reshape(len(ids), -1), mx.concatenate(taps, axis=-1) if taps else None, None, None)
 
-    def _ready(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Given, Loaded]:
+    def _ready(self, lane: Lane, start: int, count: int, taps: bool) -> _Step:
         lane.reserve(start + count)
         ready = self._lanes.get(lane)
         if ready is None or ready.version != lane.version:
@@ -143,9 +154,10 @@ class Replay:
             ready.forms[form] = self._load(lane, start, count, taps)
         return ready.forms[form]
 
-    def _load(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Given, Loaded]:
+    def _load(self, lane: Lane, start: int, count: int, taps: bool) -> _Step:
         tape, given, results = self.record(lane, start, count, taps)
-        return given, self.player.load(tape, given, results, lane.buffers)
+        loaded = self.player.load(tape, given, results, lane.buffers)
+        return _Step(loaded, given.filler(loaded.block), given.tables)
 
     def record(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Tape, Given, list[Place]]:
         """(launches, the block that they need, results: logits, then taps)."""
