@@ -34,6 +34,11 @@ class Trial:
         """From the arrays of a forward, MLX's or numpy's."""
         return cls(start, count, *(mx.array(a) if isinstance(a, np.ndarray) else a for a in (logits, taps, streams, pre)))
 
+    @property
+    def done(self) -> bool:
+        """Whether everything is computed already, as it is after a recorded step."""
+        return self.streams is None
+
     def arrays(self) -> list[mx.array]:
         """What is computed with the forward. Taps are left to the drafter that reads them: while it is parked nobody does."""
         return [a for a in (self.logits, self.streams, self.pre) if isinstance(a, mx.array)]

@@ -85,7 +85,7 @@ def test_rows_have_the_bits_of_built_steps(trunk):
     played = set(trunk.routes.replay.player.played)
     assert played >= {"embed", "hyper_spread", "attend_split", "scatter", "pool_groups", "top_k", "index_scores", "first_visible", "route"}
     assert trunk.config.family == "v4" or played >= {"block_top", "keep_blocks", "engram", "collapse"}
-    tape, *_ = trunk.routes.replay.record(target.lane, target.n, 1, False)
+    tape, *_ = trunk.routes.replay.record(target.lane, target.n, 1, True, False)
     assert len(tape.parts) == (trunk.config.family == "v41"), "n-gram rows come in while the first layers run"
 
 
@@ -158,7 +158,7 @@ def test_forms_are_all_that_differs_between_positions(trunk):
     replay = trunk.routes.replay
     lane.reserve(70)
     for start in range(0, 60):
-        tape, given, _ = replay.record(lane, start, 3, False)
+        tape, given, _ = replay.record(lane, start, 3, True, False)
         what = [(x.kernel.base, sorted(x.constants.items()), x.groups, [p.shape for p in x.outputs]) for x in tape.launches], given.memory.nbytes
         assert shapes.setdefault(form_of(trunk, start, 3, True, False), what) == what
     assert 1 < len(shapes) < 30
@@ -171,7 +171,8 @@ def test_launches_wait_for_what_they_need_and_for_nothing_else(monkeypatch):
     a, b, c, d = (Place(Memory("scratch", 256), (64,), mx.float32) for _ in range(4))
     lane, fixed = Place(Memory("lane", 64, "x"), (16,), mx.float32), Place(Memory("fixed", 64), (16,), mx.float32)
     launch = lambda reads, writes: recorder_module.Launch(None, {}, (1, 1, 1), 32, tuple(reads), tuple(writes))
-    tape = Tape([launch([fixed], [a]), launch([fixed], [b]), launch([a, b], [c]), launch([c], [lane]), launch([lane, fixed], [d]), launch([d], [lane])])
+    steps = ([fixed], a), ([fixed], b), ([a, b], c), ([c], lane), ([lane, fixed], d), ([d], lane)
+    tape = Tape([launch(reads, [write]) for reads, write in steps])
     plan = arrange(tape)
     assert plan.waits == [(), (), (0, 1), (2,), (0, 2, 3), (3, 4)], "d lies where a was, which was written by 0 and read by 2"
     assert plan.offsets[d.memory] in (plan.offsets[a.memory], plan.offsets[b.memory]) and plan.offsets[a.memory] != plan.offsets[b.memory]
