@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from dsv41chat.bench.long_context import fill
+from dsv41chat.engine import rows
 from dsv41chat.engine.kernels.blas import attention as blas_attention
-from dsv41chat.engine.nn import attention_v4, indexer, indexer_v4
+from dsv41chat.engine.nn import attention_v4
 from dsv41chat.engine.ops import attend, blocks, select
 from dsv41chat.engine.pack.build import build_trunk, open_pack
 from dsv41chat.engine.target import Target
@@ -70,7 +71,7 @@ def test_a_chunk_after_a_long_context_needs_no_more_than_after_a_short_one(build
     assert long <= 1.2 * short, (short, long)
     # The fault: all rows of a call in one block.
     whole = lambda n, *rest: iter([slice(0, n)])
-    for module in (indexer, indexer_v4, attend, attention_v4):
+    for module in (rows, attend, attention_v4):
         monkeypatch.setattr(module, "row_blocks", whole)
     assert chunk_peak(t, CONTEXTS[t.config.family][1]) > 2 * short
 

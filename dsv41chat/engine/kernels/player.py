@@ -11,12 +11,14 @@ import numpy as np
 
 from dsv41chat.engine.kernels.driver import DeviceMemory, Driver, DriverFailed, Graph, Node, PinnedMemory, addresses, driver
 from dsv41chat.engine.kernels.nvrtc import NvrtcBackend
-from dsv41chat.engine.kernels.recorder import Launch, Memory, Place, Tape, arrange
+from dsv41chat.engine.kernels.recorder import BORDER, Launch, Memory, Place, Tape, arrange
 from dsv41chat.engine.kernels.recording import Given
 
 # Constants that tell the shape of a launch.
 _SHAPE = ("K", "N", "C", "D", "I", "CH", "IH", "QK", "W")
 _CHAIN, _REPEATS = 200, 5
+# Bytes of an array of which the device gets a copy of its own.
+_SMALL = 1 << 16
 
 
 class CudaPlayer:
@@ -25,6 +27,7 @@ class CudaPlayer:
     def __init__(self, backend: NvrtcBackend):
         self.backend = backend
         self._fixed: dict[Memory, int] = {}
+        self._copies: list[DeviceMemory] = []
         self._scratch: DeviceMemory | None = None
         self._home: PinnedMemory | None = None
 
@@ -34,7 +37,7 @@ class CudaPlayer:
         codes = self.backend.codes([(x.kernel, [p.dtype for p in x.inputs], [p.dtype for p in x.outputs], x.constants) for x in tape.launches])
         if self._scratch is None or self._scratch.nbytes < plan.nbytes:
             self._scratch = _device(on, plan.nbytes)
-        nbytes = sum(p.nbytes for p in results)
+        nbytes = sum(p.nbytes for p in results) + 1
         if self._home is None or self._home.nbytes < nbytes:
             self._home = PinnedMemory(nbytes)
         block = _device(on, given.memory.nbytes)
@@ -55,8 +58,24 @@ class CudaPlayer:
         used = {p.memory: None for launch in tape.launches for p in (*launch.inputs, *launch.outputs)}
         new = [m for m in used if m.kind == "fixed" and m not in self._fixed]
         self._fixed.update(zip(new, addresses([m.array for m in new])))
+        self._bring_in([m for m in new if m.nbytes <= _SMALL])
         lane = [m for m in used if m.kind == "lane"]
         return self._fixed | dict(zip(lane, addresses([buffers[m.name] for m in lane])))
+
+    def _bring_in(self, small: list[Memory]) -> None:
+        """MLX keeps small arrays in the host's memory, where every group of a kernel would fetch them from."""
+        if not small:
+            return
+        on, offsets, total = driver(), [], 0
+        for memory in small:
+            offsets.append(total)
+            total += -(-memory.nbytes // BORDER) * BORDER
+        block = _device(on, total)
+        self._copies.append(block)
+        for memory, at in zip(small, offsets):
+            on.copy(block.address + at, self._fixed[memory], memory.nbytes)
+            self._fixed[memory] = block.address + at
+        on.synchronize()
 
 
 def _device(on: Driver, nbytes: int) -> DeviceMemory:
