@@ -30,18 +30,20 @@ BUILDS = (("V4.1-Flash", "native"), ("V4-Flash", "native"), ("V4-Pro", "native")
 
 
 class Paper:
-    """A `Backend` that launches nothing: it keeps what would have been compiled and counts the launches."""
+    """A `Backend` that launches nothing: it keeps what would have been compiled, with the largest group, and counts the launches."""
 
     lazy = True
 
     def __init__(self, dialect: str):
-        self.dialect, self.launches, self.programs = dialect, Counter(), set()
+        self.dialect, self.launches, self.programs, self.threads = dialect, Counter(), set(), Counter()
 
     def run(self, kernel, inputs, constants, groups, threads, outputs):
         assert kernel.only in (None, self.dialect) and threads % 32 == 0 and threads <= 1024 and all(g >= 1 for g in groups)
         self.launches[kernel.base] += 1
         arguments = tuple((a.dtype, a.size < SMALL_ELEMENTS) for a in inputs)
-        self.programs.add((kernel, arguments, tuple(dtype for _, dtype in outputs), tuple(constants.items())))
+        program = kernel, arguments, tuple(dtype for _, dtype in outputs), tuple(constants.items())
+        self.programs.add(program)
+        self.threads[program] = max(self.threads[program], threads)
         results = [_nothing(tuple(shape), dtype) for shape, dtype in outputs]
         # One node per launch, which hangs on its inputs, so that the graph is that of a step.
         return mx.depends(results, list(inputs))

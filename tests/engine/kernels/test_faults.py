@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-<<<<<<< HEAD
-from dsv41chat.engine.kernels import attend, choose, dialect, exl3, finish, glue, hyper, matrix, tensor
-=======
-from dsv41chat.engine.kernels import attend, choose, dialect, exl3, finish, hyper, matrix, tensor, text_exl3_experts
->>>>>>> c9c4ed3 (Trellis-coded experts stay stacked and are computed on the device; trellises on CUDA's matrix unit)
+from dsv41chat.engine.kernels import attend, choose, dialect, exl3, finish, glue, hyper, matrix, tensor, text_exl3_experts
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.shim import Shim, needs_compiler
 

@@ -19,9 +19,12 @@ __all__ = ["paper"]
 
 
 def compiled(backend: Paper, architecture: str) -> None:
-    for kernel, inputs, outputs, constants in backend.programs:
+    for program in backend.programs:
+        kernel, inputs, outputs, constants = program
         found = compile_kernel(kernel, [dtype for dtype, _ in inputs], outputs, dict(constants), architecture)
         assert not found.spills and found.registers <= 255 and found.shared <= 32 << 10, (kernel.base, constants, found)
+        # Registers are given out by eights; a group that wants more than a processor has does not start.
+        assert -(-found.registers // 8) * 8 * backend.threads[program] <= 1 << 16, (kernel.base, constants, found, backend.threads[program])
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
