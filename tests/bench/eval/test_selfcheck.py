@@ -180,7 +180,7 @@ contracts.ANSWER_TOKENS = 6
 def test_the_command(program, tmp_path, monkeypatch):
     """Exit 4 and the contract by name where a fault is planted; killed and run again, the same numbers."""
     monkeypatch.setattr(contracts, "ANSWER_TOKENS", 6)
-    words = ["eval", "selfcheck", "nano", "--tokens", "40", "--dtype", "float32", "--json"]
+    words = ["eval", "selfcheck", "nano", "--tokens", "64", "--dtype", "float32", "--json"]
     whole = program(*words, "--fresh", "--output", str(tmp_path / "receipt.json"), real=True)
     assert json.loads((tmp_path / "receipt.json").read_text())["arm"] == "selfcheck"
     assert whole.code == 0 and whole.object["ok"] and len(whole.object["checks"]) == 13 and whole.object["row_invariant"], whole.err
