@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat.bench import shapes
 from dsv41chat.engine.convert.layout import plan_groups
 from dsv41chat.engine.convert.recipes import Choice
 from dsv41chat.engine.kernels import gpu
@@ -27,6 +28,8 @@ from dsv41chat.engine.paper import release_pack
 from dsv41chat.engine.published import RELEASES
 
 BUILDS = (("V4.1-Flash", "native"), ("V4-Flash", "native"), ("V4-Pro", "native"), ("V4.1-Flash", "affine-4"), ("V4-Flash", "affine-4"))
+
+TRELLISES = (("V4.1-Flash", "exl3"), ("V4-Flash", "exl3"))
 
 
 class Paper:
@@ -61,7 +64,10 @@ def _nothing(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 @cache
 def outline(name: str, recipe: str):
-    """The trunk of a release, or of its conversion, with few experts; its arrays have shapes and are never read."""
+    """The trunk of a release, or of its conversion, with few experts; its arrays have shapes and are never read. exl3: of 3 bits."""
+    if recipe == "exl3":
+        pack = shapes.outline_pack({"V4.1-Flash": "v41", "V4-Flash": "v4"}[name], experts=8, bits=3, form="exl3")
+        return outline_trunk(pack, dtype=mx.bfloat16, packed=True)
     outer = copy.deepcopy(RELEASES[name])
     outer.get("text_config", outer)["n_routed_experts"] = 8
     pack = release_pack(outer)

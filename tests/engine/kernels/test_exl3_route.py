@@ -13,11 +13,13 @@ from dsv41chat.engine.kernels.gpu import in_float32
 from dsv41chat.engine.kernels.sites import Site
 from dsv41chat.engine.nn.exl3 import Exl3Stack
 from dsv41chat.engine.pack.build import arrays_of, build_trunk, open_pack, outline_trunk
+from tests.engine.kernels.paper import TRELLISES, on_paper, paper
 from tests.engine.kernels.shim import Shim, needs_compiler
 from tests.engine.kernels.test_gpu_route import apart, feed, planted, put, singles_and_windows
 from tests.engine.pack import packs as p
 from tests.engine.pack.test_formats import CASES, make, release, routed
 
+__all__ = ["paper"]
 pytestmark = needs_compiler
 IDS = [int(i) for i in p.IDS[:35]]
 
@@ -103,6 +105,20 @@ def test_grouped_products_are_one_call_of_any_number_of_groups(tmp_path):
     assert apart(*(np.array(a.astype(mx.float32)) for a in (made(x), weights.wo_a(x.astype(mx.float32))))) < 4e-3
     assert mx.array_equal(made(x[1:2]), made(x)[1:2]) and isinstance(made, Exl3Matvec)
     assert shim.launches.count("exl3_split") == 3
+
+
+@on_paper(*((build, dialect) for build in TRELLISES for dialect in ("metal", "cuda")))
+def test_a_decode_step_of_a_release_in_trellises(paper):
+    """Four launches for the experts of a layer, none for one expert; and of single matrices two or three each."""
+    trunk, backend, declined = paper
+    assert declined.pop("matrix") <= {"", "Linear stays with the stock product"} and all(reasons == {""} for reasons in declined.values())
+    trunk.forward(trunk.new_lane(), [5], 300)
+    count, layers, tensor = backend.launches, len(trunk.layers), "tensor_" if backend.dialect == "cuda" else ""
+    assert [count[f"exl3_{name}"] for name in (f"{tensor}turn", f"{tensor}up", f"{tensor}down", "sum")] == [layers] * 4
+    product, turned = ("exl3_tensor", "exl3_split") if tensor else ("exl3_matvec", "exl3_rotate")
+    assert count[product] == count[turned] >= 5 * layers and "experts_up" not in count
+    # No processor of the device is left without work by a matrix of few outputs.
+    assert (count["exl3_join"] >= 2 * layers) == bool(tensor)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from dsv41chat.engine.kernels.glue import Scatter
 from dsv41chat.engine.kernels.nvrtc import library
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.nvrtc import compile_kernel
-from tests.engine.kernels.paper import BUILDS, Paper, call_every_kernel, on_paper, paper
+from tests.engine.kernels.paper import BUILDS, TRELLISES, Paper, call_every_kernel, on_paper, paper
 
 pytestmark = [pytest.mark.oracle, pytest.mark.skipif(library() is None, reason="needs the package nvidia-cuda-nvrtc")]
 __all__ = ["paper"]
@@ -44,7 +44,7 @@ def test_the_cases(architecture):
     compiled(backend, architecture)
 
 
-@on_paper(*((build, "cuda") for build in BUILDS))
+@on_paper(*((build, "cuda") for build in BUILDS + TRELLISES))
 def test_the_releases(paper):
     trunk, backend, _ = paper
     call_every_kernel(trunk, (1, 8, 40))
