@@ -39,6 +39,14 @@ def own_folders(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
+def shared_weights(monkeypatch):
+    """The embedded model's weights are read once for all tests that ask for this; see tests/weights.py."""
+    from tests import weights
+
+    weights.share(monkeypatch)
+
+
+@pytest.fixture
 def program(tmp_path, monkeypatch):
     """`dsv41chat` in this process with a scripted engine; see tests/ui/program.py."""
     from tests.ui.program import Program

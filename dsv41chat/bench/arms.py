@@ -89,13 +89,15 @@ def command_line(what: str, options: argparse.Namespace) -> str:
     """The command without places of this machine."""
     words = []
     for name, value in vars(options).items():
-        if name in ("output", "folder", "build", "run", "needs_settings", "command", "arm") or value is None or callable(value):
+        if name in ("output", "folder", "build", "against", "run", "needs_settings", "command", "arm") or value is None or callable(value):
             continue
         if value == [] or (options.build is not None and name in _OF_RANDOM_BUILDS):
             continue
         if isinstance(value, (str, int, float, list)) and value is not False and name.replace("_", "-") in _NAMES:
             words.append(f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, list) else value}")
     build = "" if options.build is None else f" --build {options.build.name}"
+    if getattr(options, "against", None) is not None:
+        build += f" --against {options.against.name}"
     return f"dsv41chat bench {what}{build} {' '.join(words)}".strip()
 
 
@@ -106,21 +108,26 @@ _NAMES = {"shape", "layers", "experts", "bits", "routes", "dtype", "peer", "cont
 def frame(what: str, engines: dict[str, Engine]) -> dict[str, Any]:
     """The head of a receipt."""
     first = next(iter(engines.values()))
-    c = first.pack.config
     return {
         "what": what,
         **environment(("numpy", "mlx", "mlx-lm", "mlx-vlm")),
         "device": first.device,
-        "build": {
-            "name": first.name if first.pack.folder == embedded_pack() else "random weights", "fingerprint": first.fingerprint,
-            "family": first.family, "layers": c.num_hidden_layers, "hidden": c.hidden_size, "experts": c.n_routed_experts,
-            "random": shapes.made_as(first.pack.folder),
-            "picks": c.num_experts_per_tok, "formats": dict(first.pack.formats), "engram": bool(getattr(c, "engram", None)),
-        },
+        "build": build_facts(first),
         "dtype": str(first.trunk.dtype),
         "routes": {name: engine.trunk.routes.facts() for name, engine in engines.items()},
         "threads": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")},
         "load_average": round(os.getloadavg()[0], 1),
+    }  # fmt: skip
+
+
+def build_facts(engine: Engine) -> dict[str, Any]:
+    """What a receipt says of a build."""
+    c = engine.pack.config
+    return {
+        "name": engine.name if engine.pack.folder == embedded_pack() else "random weights", "fingerprint": engine.fingerprint,
+        "family": engine.family, "layers": c.num_hidden_layers, "hidden": c.hidden_size, "experts": c.n_routed_experts,
+        "random": shapes.made_as(engine.pack.folder),
+        "picks": c.num_experts_per_tok, "formats": dict(engine.pack.formats), "engram": bool(getattr(c, "engram", None)),
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 from dsv41chat.bench import arms, long_context
 from dsv41chat.bench.equality import compare
 from dsv41chat.bench.peer import PEERS, Peer
+from dsv41chat.engine.errors import EngineError
 
 # performance.md's figures on one H200, ms per layer and token: a run whose peer is further than 20 % from its own is void there.
 KNOWN_PEERS = {"mlx-lm": 3.77, "mlx-vlm": 2.18}
@@ -18,6 +19,7 @@ KNOWN_PEERS = {"mlx-lm": 3.77, "mlx-vlm": 2.18}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     arms.add_options(parser)
+    parser.add_argument("--against", type=Path, help="folder of a second build, whose arms run in turn with those of the first")
     parser.add_argument("--peer", choices=PEERS, default="none")
     parser.add_argument("--context", type=int, default=512, help="tokens before the first measured step")
     parser.add_argument("--steps", type=int, default=100)
@@ -26,6 +28,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(folder: Path, o: argparse.Namespace) -> dict:
     engines = arms.open_arms(folder, o)
+    if o.against is not None:
+        engines |= {f"{name} of {o.against.name}": engine for name, engine in arms.open_arms(o.against, o).items()}
+        layers = {len(engine.trunk.layers) for engine in engines.values()}
+        if len(layers) > 1:
+            raise EngineError(f"the two builds have {' and '.join(map(str, sorted(layers)))} layers", "compare builds of one shape and depth")
     ids = arms.prompt(next(iter(engines.values())), o.context)
     steppers = {name: arms.Stepper(engine) for name, engine in engines.items()}
     first = {}
@@ -66,6 +73,8 @@ def measure(folder: Path, o: argparse.Namespace) -> dict:
             "tok_s": round(1 / statistics.median(s.rounds), 2), "ids_hash": arms.ids_hash(s.ids),
         }  # fmt: skip
     payload["bars"] = {f"{name}: ms per layer and token": v["ms_per_layer"] for name, v in payload["arms"].items()}
+    if o.against is not None:
+        _compare_builds(payload, o, engines, steppers)
     if peer is not None:
         found = per_layer(peer_times)
         payload["peer"] = {
@@ -97,6 +106,17 @@ def measure(folder: Path, o: argparse.Namespace) -> dict:
     payload["peak_bytes"] = int(mx.get_peak_memory())
     payload["context"], payload["prompt_hash"] = o.context, arms.ids_hash(ids)
     return payload
+
+
+def _compare_builds(payload: dict, o: argparse.Namespace, engines: dict, steppers: dict) -> None:
+    """Facts of the second build, and per route the ratio of the steps of both, of the layers alone as well."""
+    payload["against"] = arms.build_facts(engines[f"{o.routes[0]} of {o.against.name}"])
+    for name in o.routes:
+        other = f"{name} of {o.against.name}"
+        ratio = statistics.median(a / b for a, b in zip(steppers[name].rounds, steppers[other].rounds))
+        payload["bars"][f"{name} over {other}, median of steps in turn"] = round(ratio, 3)
+        a, b = (payload["arms"][key]["layers_only_ms_per_layer"] for key in (name, other))
+        payload["bars"][f"{name} over {other}, layers only"] = round(a / b, 3)
 
 
 def run_options(options: argparse.Namespace) -> int:

@@ -3,14 +3,16 @@
 Layers differ (each has its own values, and its place in the release's plan), routing is spread (router rows are random and have no
 bias), and an id that would end an answer is never the likeliest. Tensors carry the names that MLX conversions use, so peers open the
 same files. Quantised matrices get random words whose values have mean 0 and deviation in^-1/2; nothing is quantised from floats, so
-packs of any size are made slice by slice.
+packs of any size are made slice by slice. As EXL3 (`form`) the same matrices are trellises, of which any words are a valid one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import numpy as np
 
 from dsv41chat.engine.config import family_of, parse_v41, read_config_json
 from dsv41chat.engine.config_v4 import parse_v4
+from dsv41chat.engine.ops.exl3 import BLOCK
 from dsv41chat.engine.pack.build import Pack
 from dsv41chat.engine.pack.dialects import release_tensors
 from dsv41chat.engine.pack.drafter import DrafterFound
@@ -30,6 +33,9 @@ from dsv41chat.engine.plan import build_plan
 from dsv41chat.nano import embedded_pack
 
 GROUP = 64
+FORMS = {"affine": (4, 8, 32), "exl3": (1, 2, 3, 4, 5, 6, 7, 8)}
+_CODEBOOK, _DEVIATION = "3inst", 1.2437  # the one without a marker, so that experts can be stacked; of its values
+_WORDS_AT_ONCE = 1 << 23
 _QUIET_IDS = 32
 _YARN = {"rope_type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 65536}
 _COMMON: dict[str, Any] = {
@@ -123,14 +129,21 @@ def peer_name(name: str, family: str) -> str:
     return name
 
 
-def write_pack(folder: Path, shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4, seed: int = 0) -> Path:
-    """bits: 4 or 8 (affine, groups of 64), or 32: float32 throughout. One file per layer. Returns the folder."""
+def write_pack(
+    folder: Path, shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4, seed: int = 0, form: str = "affine"
+) -> Path:
+    """bits: as `FORMS` has them; of affine ones 32 means float32 throughout, the others are in groups of 64. One file per layer. Returns
+    the folder. Raises ValueError for a width that the form does not have."""
+    if bits not in FORMS[form]:
+        raise ValueError(f"{form} matrices have {', '.join(map(str, FORMS[form]))} bits here, not {bits}")
     config = config_of(shape, layers, experts)
-    if bits != 32:
+    if form == "exl3":
+        config["quantization_config"] = {"quant_method": "exl3", "bits": bits, "codebook": _CODEBOOK}
+    elif bits != 32:
         config["quantization"] = {"group_size": GROUP, "bits": bits, "mode": "affine"}
     folder.mkdir(parents=True, exist_ok=True)
     weight_map, total = {}, 0
-    for file, tensors in _files(expected_of(config), config, bits, np.random.SeedSequence(seed)):
+    for file, tensors in _files(expected_of(config), config, bits, form, np.random.SeedSequence(seed)):
         mx.save_safetensors(str(folder / file), tensors, metadata={"format": "mlx"})
         weight_map |= dict.fromkeys(tensors, file)
         total += sum(a.nbytes for a in tensors.values())
@@ -138,7 +151,7 @@ def write_pack(folder: Path, shape: str, layers: int | None = None, experts: int
         mx.clear_cache()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    made = {"shape": shape, "layers": layers, "experts": experts, "bits": bits, "seed": seed}
+    made = {"shape": shape, "layers": layers, "experts": experts, "bits": bits, "seed": seed, "form": form}
     (folder / MADE).write_text(json.dumps(made))
     return folder
 
@@ -151,26 +164,32 @@ def made_as(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def outline_pack(shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4) -> Pack:
+def outline_pack(shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4, form: str = "affine") -> Pack:
     """The pack that `write_pack` would write, without writing it: for `outline_trunk`, which reads no values."""
     config = config_of(shape, layers, experts)
     parsed = (parse_v4 if family_of(config) == "v4" else parse_v41)(config)
     plan, refs = build_plan(parsed), {}
     for name, want in expected_of(config).items():
-        for key, (tag, stored) in _stored(name, want, bits, family_of(config)).items():
-            size = int(np.prod(stored)) * {"F32": 4, "BF16": 2, "U32": 4, "I32": 4}[tag]
+        for key, (tag, stored) in _stored(name, want, config, bits, form).items():
+            size = int(np.prod(stored)) * {"F32": 4, "BF16": 2, "F16": 2, "I16": 2, "U32": 4, "I32": 4}[tag]
             refs[key] = TensorRef(key, Path("none"), tag, stored, 0, size)
     expected = expected_v4(parsed, plan) if family_of(config) == "v4" else expected_v41(parsed, plan)
     index = PackIndex(Path("none"), release_tensors(refs), ())
     return Pack(Path("none"), parsed, plan, index, expected, "0" * 64, {}, (), DrafterFound(None))
 
 
-def _stored(name: str, want: Expected, bits: int, family: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _stored(name: str, want: Expected, config: dict[str, Any], bits: int, form: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """(tag, shape) of what is stored for a tensor, by its name in the file."""
-    key, shape = peer_name(name, family), want.shape
+    key, shape = peer_name(name, family_of(config)), want.shape
     if want.kind == "ids":
         return {key: ("I32", shape)}
-    if not _packs(name, want, bits):
+    if _packs(name, want, config, bits, form) and form == "exl3":
+        return {
+            f"{stem}{leaf}": (tag, part)
+            for stem, whole in _trellises(name, key, shape, config)
+            for leaf, (tag, part) in _trellis_parts(whole, bits).items()
+        }
+    if not _packs(name, want, config, bits, form):
         narrow = bits != 32 and _narrow(name, shape)
         return {key: ("BF16" if narrow else "F32", shape)}
     stem, rows = key.removesuffix("weight"), (*shape[:-1], shape[-1] // GROUP)
@@ -182,12 +201,56 @@ def _narrow(name: str, shape: tuple[int, ...]) -> bool:
     return name.endswith("norm.weight") or (len(shape) > 1 and not name.endswith(("_fn", "ape")))
 
 
-def _packs(name: str, want: Expected, bits: int) -> bool:
+def _packs(name: str, want: Expected, config: dict[str, Any], bits: int, form: str) -> bool:
     kept = "compressor" in name or "weights_proj" in name
+    if form == "exl3":
+        return want.kind == "linear" and not kept and not any(n % BLOCK for _, part in _trellises(name, name, want.shape, config) for n in part[-2:])
     return bits != 32 and want.kind in ("linear", "lookup") and not kept and want.shape[-1] % GROUP == 0
 
 
-def _files(expected: dict[str, Expected], config: dict[str, Any], bits: int, seeds: np.random.SeedSequence) -> Iterator[tuple[str, dict]]:
+def _trellises(name: str, key: str, shape: tuple[int, ...], config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """(name up to the leaf, [..., out, in]) of what a matrix is stored as: the grouped one is a slice per group."""
+    stem = key.removesuffix("weight")
+    if not name.endswith(".wo_a.weight"):
+        return [(stem, shape)]
+    groups = config.get("text_config", config)["o_groups"]
+    return [(f"{stem}slice.{g}.", (shape[0] // groups, shape[1])) for g in range(groups)]
+
+
+def _trellis_parts(shape: tuple[int, ...], bits: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    *lead, rows, columns = shape
+    return {"trellis": ("I16", (*lead, columns // 16, rows // 16, 16 * bits)), "suh": ("F16", (*lead, columns)), "svh": ("F16", (*lead, rows))}
+
+
+def _trellis(shape: tuple[int, ...], bits: int, rng: np.random.Generator, quiet: int = 0) -> dict[str, mx.array]:
+    """Random words between signs of the inputs and scales of the outputs; the first `quiet` outputs are 0."""
+    parts = {leaf: part for leaf, (_, part) in _trellis_parts(shape, bits).items()}
+    signs = lambda shape: rng.integers(0, 2, shape, dtype=np.int8) * 2.0 - 1.0
+    size = shape[-1] ** -0.5 / _DEVIATION * (0.8 + 0.4 * rng.random(parts["svh"], dtype=np.float32))
+    svh = signs(parts["svh"]) * size
+    svh[..., :quiet] = 0
+    words = _random_words(int(np.prod(parts["trellis"])) // 2, rng).view(np.int16).reshape(parts["trellis"])
+    half = lambda a: mx.array(a.astype(np.float16))
+    return {"trellis": mx.array(words), "suh": half(signs(parts["suh"])), "svh": half(svh)}
+
+
+def _random_words(count: int, rng: np.random.Generator) -> np.ndarray:
+    """uint32 [count], by all processors; the same ones however many there are."""
+    starts = range(0, count, _WORDS_AT_ONCE)
+    seeds, out = rng.integers(0, 1 << 63, len(starts)), np.empty(count + count % 2, np.uint32)
+
+    def fill(start: int, seed: int) -> None:
+        size = min(_WORDS_AT_ONCE, out.size - start)
+        out[start : start + size].view(np.uint64)[:] = np.random.SFC64(int(seed)).random_raw(size // 2)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(fill, starts, seeds))
+    return out[:count]
+
+
+def _files(
+    expected: dict[str, Expected], config: dict[str, Any], bits: int, form: str, seeds: np.random.SeedSequence
+) -> Iterator[tuple[str, dict]]:
     groups = config.get("text_config", config)["o_groups"]
     parts: dict[str, dict[str, Expected]] = {}
     for name, want in expected.items():
@@ -196,19 +259,28 @@ def _files(expected: dict[str, Expected], config: dict[str, Any], bits: int, see
     for (file, names), seed in zip(parts.items(), seeds.spawn(len(parts))):
         rng, out = np.random.default_rng(seed), {}
         for name, want in names.items():
-            for key, value in _tensor(name, want, config, bits, rng).items():
-                out[key] = value.reshape(groups, value.shape[0] // groups, -1) if ".o_a_proj." in key or ".wo_a." in key else value
+            for key, value in _tensor(name, want, config, bits, form, rng).items():
+                whole = (".o_a_proj." in key or ".wo_a." in key) and ".slice." not in key
+                out[key] = value.reshape(groups, value.shape[0] // groups, -1) if whole else value
         mx.eval(list(out.values()))
         yield file, out
 
 
-def _tensor(name: str, want: Expected, config: dict[str, Any], bits: int, rng: np.random.Generator) -> dict[str, mx.array]:
+def _tensor(name: str, want: Expected, config: dict[str, Any], bits: int, form: str, rng: np.random.Generator) -> dict[str, mx.array]:
     stem, shape = peer_name(name, family_of(config)), want.shape
     if want.kind == "ids":
         experts = config.get("text_config", config)["n_routed_experts"]
         table = np.stack([rng.permutation(experts)[: shape[1]] for _ in range(shape[0])])
         return {stem: mx.array(table.astype(np.int32))}
-    if not _packs(name, want, bits):
+    if _packs(name, want, config, bits, form) and form == "exl3":
+        quiet = _QUIET_IDS if name == "head.weight" else 0
+        found = _trellises(name, stem, shape, config)
+        return {f"{part}{leaf}": value for part, whole in found for leaf, value in _trellis(whole, bits, rng, quiet).items()}
+    if want.kind == "lookup" and form == "exl3":
+        # The largest table that stays plain: numbers of size 1 to 2 straight from random bits.
+        words = _random_words(int(np.prod(shape)) // 2, rng).view(np.uint16).reshape(shape)
+        return {stem: mx.array(words & np.uint16(0x807F) | np.uint16(0x3F80)).view(mx.bfloat16)}
+    if not _packs(name, want, config, bits, form):
         values = _floats(name, shape, rng)
         if name == "head.weight":
             values[:_QUIET_IDS] = 0

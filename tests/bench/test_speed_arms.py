@@ -11,21 +11,25 @@ import numpy as np
 import pytest
 
 from dsv41chat import cli
-from dsv41chat.bench import arms, decode, ops, prefill, shapes, verify_cost
+from dsv41chat.bench import arms, decode, ops, prefill, shapes, verify_cost, weights
 from dsv41chat.bench.equality import compare
 from dsv41chat.bench.peer import Peer
 from dsv41chat.engine.engine import open_engine
 from dsv41chat.engine.kernels.compiled import Graph, as_graphs
+from dsv41chat.engine.ops import exl3
 from dsv41chat.engine.ops.blocks import HOST_BYTES
 from dsv41chat.engine.pack.build import arrays_of, build_trunk, open_pack, outline_trunk
 
 
 def run(arm, tmp_path, *words: str) -> dict:
+    assert run_code(arm, tmp_path, *words) == 0
+    return json.loads((tmp_path / "receipt.json").read_text())
+
+
+def run_code(arm, tmp_path, *words: str) -> int:
     parser = argparse.ArgumentParser()
     arm.add_options(parser)
-    target = tmp_path / "receipt.json"
-    assert arm.run_options(parser.parse_args([*words, "-o", str(target)])) == 0
-    return json.loads(target.read_text())
+    return arm.run_options(parser.parse_args([*words, "-o", str(tmp_path / "receipt.json")]))
 
 
 SMALL = ("--shape", "nano", "--layers", "4", "--experts", "4", "--routes", "auto", "stock")
@@ -65,6 +69,33 @@ def test_random_builds_of_release_shapes_are_laid_out_without_values():
         mx.eval(arrays_of(trunk))
         assert mx.get_active_memory() - before < 64 << 20, "a layout takes no memory"
         assert trunk.layers[0].moe.w1.packed.weight.shape[0] == 8
+
+
+def test_trellises_against_affine_matrices_of_one_shape(tmp_path):
+    """Both builds' arms in one run, and what a random build of trellises holds."""
+    a, b = (str(tmp_path / name) for name in ("trellis", "affine"))
+    for words in ((a, "--form", "exl3"), (b,)):
+        parser = argparse.ArgumentParser()
+        weights.add_options(parser)
+        assert weights.run_options(parser.parse_args([*words, "--shape", "nano", "--layers", "3", "--experts", "4"])) == 0
+    pack = open_pack(tmp_path / "trellis")
+    assert pack.formats["exl3 3 3inst"] >= 5 and not pack.notes
+    laid = shapes.outline_pack("nano", 3, 4, 3, "exl3").index.tensors
+    assert {k: (v.shape, v.dtype) for k, v in laid.items()} == {k: (v.shape, v.dtype) for k, v in pack.index.tensors.items()}
+    found = run(decode, tmp_path, "--build", a, "--against", b, "--context", "10", "--steps", "3")
+    assert set(found["arms"]) == {"auto", "auto of affine"} and found["against"]["formats"]["affine 4 g64"] > 10
+    assert "auto over auto of affine, layers only" in found["bars"] and "--build trellis --against affine" in found["command"]
+    assert run_code(decode, tmp_path, "--build", a, "--against", str(shapes.write_pack(tmp_path / "c", "nano", 2, 4, 4))) == 2
+
+
+def test_words_of_trellises_have_the_size_of_other_weights(tmp_path):
+    rng = np.random.default_rng(1)
+    part = shapes._trellis((2, 256, 512), 3, rng, quiet=32)
+    words = mx.array(np.array(part["trellis"])[1].view(np.uint32))
+    w = np.array(exl3.dense(words, "3inst", part["suh"][1], part["svh"][1]))
+    assert w.shape == (256, 512) and not w[:32].any() and 0.9 < w[32:].std() * 512**0.5 < 1.1 and abs(w.mean()) < 1e-3
+    again = shapes._trellis((2, 256, 512), 3, np.random.default_rng(1), quiet=32)
+    assert all(mx.array_equal(part[leaf], again[leaf]) for leaf in part), "a seed gives the same words"
 
 
 def test_a_quantised_random_build_is_read_and_spread(tmp_path):
@@ -141,7 +172,7 @@ def test_weights_for_several_runs(tmp_path, capsys):
     folder = tmp_path / "b"
     words = ["bench", "weights", str(folder), "--shape", "nano", "--layers", "2", "--experts", "4"]
     assert cli.main(words).code == 0 and cli.main(words).code == 2
-    assert shapes.made_as(folder) == {"shape": "nano", "layers": 2, "experts": 4, "bits": 4, "seed": 0}
+    assert shapes.made_as(folder) == {"shape": "nano", "layers": 2, "experts": 4, "bits": 4, "seed": 0, "form": "affine"}
     found = run(decode, tmp_path, "--build", str(folder), "--context", "10", "--steps", "2")
     assert found["build"]["random"]["layers"] == 2 and str(tmp_path) not in str(found)
 

@@ -152,12 +152,20 @@ convert_pack(plan_conversion(sys.argv[1], sys.argv[2], "mixed-4_8-engram6"), res
 """
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """(source, digests of its conversion)"""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    source(folder / "release", "v41")
+    run(folder / "release", folder / "whole", "mixed-4_8-engram6")
+    return folder / "release", digests(folder / "whole")
+
+
 @pytest.mark.parametrize("at", [1, 40, 200])
-def test_a_killed_conversion_goes_on_to_the_same_bytes(at, tmp_path):
-    source(tmp_path / "release", "v41")
-    run(tmp_path / "release", tmp_path / "whole", "mixed-4_8-engram6")
+def test_a_killed_conversion_goes_on_to_the_same_bytes(at, uninterrupted, tmp_path):
+    release, whole = uninterrupted
     target = tmp_path / "killed"
-    found = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "release"), str(target), str(at)], timeout=120)
+    found = subprocess.run([sys.executable, "-c", SCRIPT, str(release), str(target), str(at)], timeout=120)
     assert found.returncode == -signal.SIGKILL
     with pytest.raises(PackIncomplete, match="killed is a half-converted build"):
         open_pack(target)
@@ -166,9 +174,9 @@ def test_a_killed_conversion_goes_on_to_the_same_bytes(at, tmp_path):
     finished = {path: path.stat().st_mtime_ns for path in done}
     assert at == 1 or finished
     with pytest.raises(PackUnsupported, match="holds a part of a conversion"):
-        run(tmp_path / "release", target, "mixed-4_8-engram6")
-    convert_pack(plan_conversion(tmp_path / "release", target, "mixed-4_8-engram6"), resume=True)
-    assert digests(target) == digests(tmp_path / "whole")
+        run(release, target, "mixed-4_8-engram6")
+    convert_pack(plan_conversion(release, target, "mixed-4_8-engram6"), resume=True)
+    assert digests(target) == whole
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in finished.items())
 
 

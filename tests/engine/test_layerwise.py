@@ -32,7 +32,7 @@ def test_it_is_the_trunk(family, dtype, tmp_path):
     if family == "v4":
         tiny.write_pack(tmp_path / "pack")
     pack = open_pack({"v41": v41.PACK, "v4": tmp_path / "pack", "nano": embedded_pack()}[family])
-    count = 260 if family == "nano" else 220
+    count = 160 if family == "nano" else 220
     ids = np.random.default_rng(1).integers(3, pack.config.vocab_size - 1, count).tolist()
     got = walked(LayerWalk(pack, dtype=dtype, chunk=50), ids, tmp_path)
     assert np.array_equal(got, v41.run(build_trunk(pack, dtype=dtype), ids, v41.pieces(count, 50)))

@@ -24,7 +24,6 @@ from dsv41chat.engine.pack.build import build_drafter, build_trunk, open_pack
 from dsv41chat.engine.pack.index import open_index
 from dsv41chat.engine.verify import verify_full
 from dsv41chat.nano import embedded_pack
-from tests import programs
 from tests.drafting import write_with_drafter
 from tests.engine.pack import packs as p
 from tests.engine.pack.test_formats import CASES, wo_a_slices
@@ -193,10 +192,17 @@ prune.prune_pack(prune.plan_prune(sys.argv[1], sys.argv[2], 3, lambda pack: TEXT
 """
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """(source, what pruning it gave, digests of the pruned build)"""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    found, _ = source(folder / "in", "v41")
+    return found, prune(found, folder / "whole"), digests(folder / "whole")
+
+
 @pytest.mark.parametrize("at", [3, 14, 31, 60])
-def test_a_killed_run_goes_on_to_the_same_bytes(at, tmp_path):
-    folder, _ = source(tmp_path / "in", "v41")
-    done = prune(folder, tmp_path / "whole")
+def test_a_killed_run_goes_on_to_the_same_bytes(at, uninterrupted, tmp_path):
+    folder, done, whole = uninterrupted
     target = tmp_path / "killed"
     found = subprocess.run([sys.executable, "-c", SCRIPT, str(folder), str(target), str(at)], timeout=120)
     assert found.returncode == -signal.SIGKILL
@@ -205,7 +211,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(at, tmp_path):
     with pytest.raises(PackUnsupported, match="holds a part of a pruning"):
         prune(folder, target)
     assert prune(folder, target, resume=True) == done
-    assert digests(target) == digests(tmp_path / "whole")
+    assert digests(target) == whole
 
 
 def test_what_is_refused(tmp_path):
@@ -254,7 +260,7 @@ def test_tables_of_a_sub_folder_come_along(tmp_path):
     assert open_pack(tmp_path / "out").table_bytes > 0
 
 
-@pytest.mark.parametrize("keep", [0.75, 0.5])
+@pytest.mark.parametrize("keep", [0.5, pytest.param(0.75, marks=pytest.mark.slow)])
 def test_the_embedded_model_pruned_still_chats(keep, tmp_path):
     read = lambda pack: CalibrationText.read(DEFAULT_TEXT, ChatTokenizer.from_file(pack.folder / "tokenizer.json"), "v41", 256)
     done = prune_pack(plan_prune(embedded_pack(), tmp_path / "out", keep, read))
@@ -267,14 +273,14 @@ def test_the_embedded_model_pruned_still_chats(keep, tmp_path):
     engine.close()
 
 
-def test_the_command(tmp_path):
+def test_the_command(program, tmp_path):
     (tmp_path / "mine.txt").write_text("The lighthouse at the end of the long pier shines in the evening. " * 20)
-    words = ("models", "prune", "nano", str(tmp_path / "out"), "--experts", "75%", "--tokens", "100", "--yes")
-    done = programs.run(tmp_path / "data", *words, "--text", str(tmp_path / "mine.txt"), "--resume")
-    assert done.code == 0 and (done.json["experts"], done.json["of"], len(done.json["kept"]["0"])) == (6, 8, 6), done.stderr
-    assert done.json["written"] == ["model-00001-of-00004.safetensors"] and open_pack(tmp_path / "out").config.n_routed_experts == 6
+    words = ("models", "prune", "nano", str(tmp_path / "out"), "--experts", "75%", "--tokens", "100", "--yes", "--json")
+    done = program(*words, "--text", str(tmp_path / "mine.txt"), "--resume", real=True)
+    assert done.code == 0 and (done.object["experts"], done.object["of"], len(done.object["kept"]["0"])) == (6, 8, 6), done.err
+    assert done.object["written"] == ["model-00001-of-00004.safetensors"] and open_pack(tmp_path / "out").config.n_routed_experts == 6
     reap = json.loads((tmp_path / "out/config.json").read_text())["reap"]
     assert (reap["text"], reap["tokens"], reap["windows"]) == ("mine.txt", 102, 2)
-    again = programs.run(tmp_path / "data", *words)
-    assert again.code == 4 and "no pruning began there" in again.json["message"]
-    assert programs.run(tmp_path / "data", *words[:4], "--experts", "0%").code == 2
+    again = program(*words, real=True)
+    assert again.code == 4 and "no pruning began there" in again.object["message"]
+    assert program(*words[:4], "--experts", "0%", real=True).code == 2

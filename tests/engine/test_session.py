@@ -128,8 +128,9 @@ def live_arrays() -> int:
     return sum(isinstance(o, mx.array) for o in gc.get_objects())
 
 
-def test_memory_stays_flat(engine, monkeypatch):
-    """2,000 generated tokens: no growing graph, no leaking array, no trace per step; the pools grow as planned and no more.
+@pytest.mark.parametrize("tokens", [600, pytest.param(2000, marks=pytest.mark.slow)])
+def test_memory_stays_flat(engine, monkeypatch, tokens):
+    """No growing graph, no leaking array, no trace per step; the pools grow as planned and no more.
 
     Noise at a temperature that drowns the model, and no stop ids, so that the answer does not end.
     """
@@ -138,9 +139,9 @@ def test_memory_stays_flat(engine, monkeypatch):
     monkeypatch.setattr(mx, "compile", lambda *args, **options: traces.append(args) or compile_(*args, **options))
     session, noise = engine.new_session(), SamplingParams(temperature=100.0, seed=7)
     marks, produced = [], 0
-    for event in session.generate(prompt(engine, "Hello"), noise, max_tokens=2000, loop_stop=False):
+    for event in session.generate(prompt(engine, "Hello"), noise, max_tokens=tokens, loop_stop=False):
         produced += len(event.ids) if isinstance(event, Piece) else 0
-        if produced >= 500 * (len(marks) + 1):
+        if produced >= tokens // 4 * (len(marks) + 1):
             # Rows that wait for a parked drafter, at most its window, are no growth: it works them off here.
             waiting = live_arrays()
             session.drafter.state()

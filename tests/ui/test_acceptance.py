@@ -152,7 +152,7 @@ def test_13_without_a_back_end_it_starts_searches_and_exports(tmp_path, no_back_
         terminal.wait("Search for commands")
         terminal.type("search everywhere")
         terminal.keys("Enter")
-        terminal.wait("everywhere")
+        terminal.wait("words of any message")
         terminal.type("hazel")
         terminal.wait("Nuts")
         terminal.keys("Enter")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.ui.chats import GREEDY, Chat
 
+pytestmark = pytest.mark.usefixtures("shared_weights")
 TEXTS = ("Sinkhorn iterations normalise the rows and the columns of a matrix by turns until both sums are one. " * 2, "How often?", "And then?")
 OPTIONS = ("--temperature", "0", "--effort", "off", "--max-tokens", "6", "--draft", "off")
 

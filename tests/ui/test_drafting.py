@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("shared_weights")
 DEPTHS = ["off", "0", "1", "2", "3", "4", "5"]
 
 

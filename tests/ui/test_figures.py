@@ -17,6 +17,7 @@ from dsv41chat.ui.turn_events import AppStart
 from tests.ui.chats import Chat
 from tests.ui.tui import chat_of, say, screen_text, until
 
+pytestmark = pytest.mark.usefixtures("shared_weights")
 FIRST = "Sinkhorn iterations normalise the rows and the columns of a matrix by turns until both sums are one. " * 2
 SECOND = "How often, and why?"
 

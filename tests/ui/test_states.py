@@ -16,6 +16,16 @@ LONG = "Sinkhorn iterations normalise the rows and the columns of a matrix by tu
 SHORT = "How often, and why?"
 
 
+# Reads its weights anew for every turn, as a process does; what this file is about lies in the states and in who goes on with them.
+OWN_WEIGHTS = "test_each_turn_in_a_new_process[greedy]"
+
+
+@pytest.fixture(autouse=True)
+def weights_once(request):
+    if request.node.name != OWN_WEIGHTS:
+        request.getfixturevalue("shared_weights")
+
+
 def fresh(data, talk) -> list[str]:
     """The hashes of `talk` with nothing kept and every prompt read from its first token."""
     with Chat(data, cache=False) as chat:

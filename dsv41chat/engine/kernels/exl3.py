@@ -2,48 +2,111 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import compiled_rows
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_exl3 import EXL3_MATVEC, EXL3_ROTATE
-from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
+from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS, EXL3_JOIN, EXL3_SPLIT, EXL3_TENSOR
+from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear, Exl3Stack
 from dsv41chat.engine.ops.exl3 import BLOCK, CODEBOOKS
 
 # SIMD groups along the inputs; a constant, because it orders a sum.
 _SPLITS = 4
+# As many groups of a launch keep every processor of a large device busy.
+_BUSY_GROUPS = 128
+
+
+def stack_constants(module: Exl3Linear | Exl3Stack) -> dict[str, int]:
+    """Width and codebook as constants of the texts. Raises Declined for what they do not compute."""
+    if module.round_input:
+        raise Declined("inputs are rounded first (engine.linear_input_fp8)")
+    inputs, outputs = module.suh.shape[-1], module.svh.shape[-1]
+    if inputs % BLOCK or outputs % BLOCK:
+        raise Declined(f"{inputs} inputs and {outputs} outputs are not multiples of {BLOCK}")
+    return {"K2": module.words.shape[-1] // 4, "BOOK": CODEBOOKS.index(module.codebook)}
+
+
+def splits_of(blocks: int, most: int = _SPLITS) -> int:
+    """SIMD groups that share `blocks` runs of 128 inputs evenly, at most `most`."""
+    return next((n for n in range(min(most, blocks), 1, -1) if blocks % n == 0), min(most, blocks))
 
 
 class Exl3Matvec:
-    """y = x @ matrix.T for at most 8 rows: x [n, in] bfloat16 or float32 -> [n, out] in its dtype. A row's bits do not depend on n."""
+    """y = x @ matrix.T for at most 8 rows: x [n, G * in] bfloat16 or float32 -> [n, G * out] in its dtype. A row's bits do not depend on n.
 
-    def __init__(self, backend: Backend, module: Exl3Linear):
-        if module.round_input:
-            raise Declined("inputs are rounded first (engine.linear_input_fp8)")
-        self.backend, self.module = backend, module
-        self.inputs, self.outputs = module.suh.shape[0], module.svh.shape[0]
-        if self.inputs % BLOCK or self.outputs % BLOCK:
-            raise Declined(f"{self.inputs} inputs and {self.outputs} outputs are not multiples of {BLOCK}")
-        self.constants = {"K": self.inputs, "N": self.outputs, "K2": module.words.shape[-1] // 4, "BOOK": CODEBOOKS.index(module.codebook)}
-        self.constants |= {"KS": _SPLITS, "BIAS": int(module.bias is not None)}
+    Of one matrix, or of a stack of G that make a block-diagonal one.
+    """
+
+    def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack):
+        self.backend = backend
+        self.inputs, self.outputs = module.suh.shape[-1], module.svh.shape[-1]
+        self.groups = len(module) if isinstance(module, Exl3Stack) else 1
+        self.constants = {"K": self.inputs, "N": self.outputs, "G": self.groups, **stack_constants(module), "BIAS": int(module.bias is not None)}
+        self.suh, self.arrays = module.suh, [module.words, module.svh, module.svh if module.bias is None else module.bias]
 
     def __call__(self, x: mx.array) -> mx.array:
-        n, m, wide = x.shape[0], self.module, x.dtype == mx.float32
-        grid = self.inputs // BLOCK, n, 1
-        (turned,) = self.backend.run(EXL3_ROTATE, [x, m.suh], {"K": self.inputs, "XF": int(wide)}, grid, 32, [((n, self.inputs), mx.float32)])
-        inputs = [turned, m.words, m.svh, m.svh if m.bias is None else m.bias, number(n)]
-        constants = {**self.constants, "M": compiled_rows(n), "OF": int(wide)}
-        grid = self.outputs // BLOCK, 1, 1
-        return self.backend.run(EXL3_MATVEC, inputs, constants, grid, 128 * _SPLITS, [((n, self.outputs), x.dtype)])[0]
+        n, wide, width = x.shape[0], x.dtype == mx.float32, self.groups * self.inputs
+        grid = width // BLOCK, n, 1
+        (turned,) = self.backend.run(EXL3_ROTATE, [x, self.suh], {"K": width, "XF": int(wide)}, grid, 32, [((n, width), mx.float32)])
+        constants = {**self.constants, "KS": _SPLITS, "M": compiled_rows(n), "OF": int(wide)}
+        grid, outputs = (self.outputs // BLOCK, 1, self.groups), [((n, self.groups * self.outputs), x.dtype)]
+        return self.backend.run(EXL3_MATVEC, [turned, *self.arrays, number(n)], constants, grid, 128 * _SPLITS, outputs)[0]
+
+
+class Exl3TensorMatvec(Exl3Matvec):
+    """The same on CUDA's matrix unit. Inputs of a matrix with few outputs are split over several groups, whose sums a third launch joins."""
+
+    def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack):
+        super().__init__(backend, module)
+        blocks, wide = self.inputs // BLOCK, self.outputs // BLOCK * self.groups
+        self.splits = splits_of(blocks)
+        # Fixed by the shape, because it orders a sum.
+        self.parts = max(1, min(-(-_BUSY_GROUPS // wide), blocks // self.splits))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        n, wide, width, total = x.shape[0], int(x.dtype == mx.float32), self.groups * self.inputs, self.groups * self.outputs
+        turned = (n, width // BLOCK * BLOCK_WORDS), mx.uint32
+        (xh,) = self.backend.run(EXL3_SPLIT, [x, self.suh], {"K": width, "XF": wide}, (width // BLOCK, n, 1), 32, [turned])
+        constants = {**self.constants, "KS": self.splits, "KZ": self.parts, "OF": wide}
+        grid, threads, whole = (self.outputs // BLOCK, self.parts, self.groups), 128 * self.splits, ((n, total), x.dtype)
+        outputs = [whole if self.parts == 1 else ((self.parts, n, total), mx.float32)]
+        (y,) = self.backend.run(EXL3_TENSOR, [xh, *self.arrays, number(n)], constants, grid, threads, outputs)
+        if self.parts == 1:
+            return y
+        constants = {"W": total, "KZ": self.parts, "BIAS": self.constants["BIAS"], "OF": wide}
+        return self.backend.run(EXL3_JOIN, [y, *self.arrays[1:], number(n)], constants, (total // BLOCK, n, 1), 32, [whole])[0]
+
+
+class _Products(Sequence):
+    """The products of a stack's matrices, each made when it is asked for."""
+
+    def __init__(self, matrices: Sequence[Exl3Linear], make):
+        self.matrices, self.make = matrices, make
+        make(matrices[0])
+
+    def __len__(self) -> int:
+        return len(self.matrices)
+
+    def __getitem__(self, index: int):
+        one = self.matrices[index]
+        few = self.make(one)
+        return lambda x: few(x) if x.shape[0] <= 8 else one(x)
 
 
 def exl3_product(backend: Backend, module: Exl3Linear | Exl3GroupedLinear | Exl3ExpertLinear):
-    """The kernel's product in place of `module`'s, for at most 8 rows; experts are still called one by one. Raises Declined."""
+    """The kernel's product in place of `module`'s, for at most 8 rows; experts are called one by one. Raises Declined."""
+    kind = Exl3TensorMatvec if backend.dialect == "cuda" else Exl3Matvec
+    make = lambda part: kind(backend, part)
     if isinstance(module, Exl3Linear):
-        return Exl3Matvec(backend, module)
+        return make(module)
     if isinstance(module, Exl3GroupedLinear):
-        return Exl3GroupedLinear([Exl3Matvec(backend, part) for part in module.groups])
-    few = [Exl3Matvec(backend, matrix) for matrix in module.matrices]
+        return make(module.groups) if isinstance(module.groups, Exl3Stack) else Exl3GroupedLinear([make(part) for part in module.groups])
+    if isinstance(module.matrices, Exl3Stack):
+        return Exl3ExpertLinear(_Products(module.matrices, make), module.dtype)
+    few = [make(matrix) for matrix in module.matrices]
     pick = lambda one, kernel: lambda x: kernel(x) if x.shape[0] <= 8 else one(x)
     return Exl3ExpertLinear([pick(one, kernel) for one, kernel in zip(module.matrices, few)], module.dtype)

@@ -38,7 +38,7 @@ from dsv41chat.engine.nn.attention_v4 import AttentionV4
 from dsv41chat.engine.nn.compressor import Compressor
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.engram import Engram
-from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
+from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear, Exl3Stack
 from dsv41chat.engine.nn.hyper_connection import HyperConnection, HyperHead
 from dsv41chat.engine.nn.indexer import Indexer
 from dsv41chat.engine.nn.indexer_v4 import IndexerV4
@@ -199,7 +199,9 @@ def _key(site: Site) -> str:
     if site.op == "router":
         hashed = " hashed" if getattr(moe, "table", None) is not None else ""
         return f"router {stored(bare(moe.gate))} picks {moe.picks}{hashed} {dtype}"
-    return f"experts {stored(bare(moe.w1))} shared {stored(bare(moe.shared1))} picks {moe.picks} {dtype}"
+    # The widths of a trellis differ between the matrices of one layer.
+    down = f" {stored(bare(moe.w2))}" if isinstance(bare(moe.w2), Exl3ExpertLinear) else ""
+    return f"experts {stored(bare(moe.w1))}{down} shared {stored(bare(moe.shared1))} picks {moe.picks} {dtype}"
 
 
 def _place(site: Site) -> str:
@@ -226,7 +228,8 @@ def stored(value: Any) -> str:
         return f"{list(value.words.shape)} {value.codebook}" + (" rounded" if value.round_input else "")
     if isinstance(value, (Exl3GroupedLinear, Exl3ExpertLinear)):
         parts = value.groups if isinstance(value, Exl3GroupedLinear) else value.matrices
-        return f"{len(parts)} of " + ", ".join(sorted({stored(part) for part in parts}))
+        kinds = {stored(part) for part in ([parts[0]] if isinstance(parts, Exl3Stack) else parts)}
+        return f"{len(parts)} of " + ", ".join(sorted(kinds))
     return f"{list(value.weight.shape)} {short(value.weight.dtype)}"
 
 

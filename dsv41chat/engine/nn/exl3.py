@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -27,11 +28,35 @@ class Exl3Linear:
         return (y if self.bias is None else y + self.bias.astype(mx.float32)).astype(x.dtype)
 
 
+@dataclass(eq=False)
+class Exl3Stack(Sequence):
+    """E matrices of one shape, width and codebook side by side, so that a kernel finds each by its number. Item e is matrix e, made of views.
+
+    words uint32 [E, in / 16, out / 16, 8 * K]; suh float16 [E, in], svh float16 [E, out]; bias float16 [E, out] or None.
+    """
+
+    words: mx.array
+    suh: mx.array
+    svh: mx.array
+    bias: mx.array | None
+    codebook: str
+    round_input: bool = False
+
+    def __len__(self) -> int:
+        return self.words.shape[0]
+
+    def __getitem__(self, index: int) -> Exl3Linear:
+        e = range(len(self))[index]
+        # A part by a number would be gathered, which copies.
+        view = lambda a: None if a is None else mx.squeeze(a[e : e + 1], 0)
+        return Exl3Linear(*map(view, (self.words, self.suh, self.svh, self.bias)), self.codebook, self.round_input)
+
+
 @dataclass
 class Exl3GroupedLinear:
     """Block-diagonal product of one matrix per group: x [n, G * in] -> [n, G * rank]."""
 
-    groups: list[Exl3Linear]
+    groups: Sequence[Exl3Linear]
 
     def __call__(self, x: mx.array) -> mx.array:
         parts = mx.split(x, len(self.groups), axis=-1)
@@ -45,7 +70,7 @@ class Exl3ExpertLinear:
     Rows are grouped by expert, so a matrix is decoded once per call. For that the picks are evaluated here.
     """
 
-    matrices: list[Exl3Linear]
+    matrices: Sequence[Exl3Linear]
     dtype: mx.Dtype
 
     def __call__(self, x: mx.array, ids: mx.array) -> mx.array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dsv41chat.engine.errors import PackDamaged, PackUnsupported
 from dsv41chat.engine.nn import linear as nn
-from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
+from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear, Exl3Stack
 from dsv41chat.engine.pack.exl3 import Exl3Matrix
 from dsv41chat.engine.pack.formats import identify_slices
 from dsv41chat.engine.pack.index import TensorRef
@@ -87,7 +87,7 @@ class WeightSource:
         if isinstance(parts[0], Exl3Matrix):
             if len(parts) != groups:
                 raise PackUnsupported(f"{name} is stored in {len(parts)} EXL3 slices, the config has {groups} groups")
-            return Exl3GroupedLinear([self._exl3(part, False) for part in parts])
+            return Exl3GroupedLinear(self._exl3_side_by_side(parts, False))
         (matrix,) = parts
         if self._keeps(matrix):
             packed = self._pack([matrix])
@@ -100,7 +100,7 @@ class WeightSource:
         """`prefix.{e}.{which}.weight` for e < count, stacked."""
         parts = [self._matrix(f"{prefix}.{e}.{which}.weight") for e in range(count)]
         if all(isinstance(part, Exl3Matrix) for part in parts):
-            return Exl3ExpertLinear([self._exl3(part, self.round_inputs) for part in parts], self.dtype)
+            return Exl3ExpertLinear(self._exl3_side_by_side(parts, self.round_inputs), self.dtype)
         if all(self._keeps(part) for part in parts) and len({_arrangement(part.layout) for part in parts}) == 1:
             return nn.QuantizedExpertLinear(self._pack(parts, stacked=True), self.dtype, self.round_inputs)
         if any(isinstance(part, MlxMatrix | Exl3Matrix) for part in parts):
@@ -152,6 +152,25 @@ class WeightSource:
             return Exl3Linear(words, _outline((columns,), f16), _outline((rows,), f16), bias, matrix.codebook, rounded)
         part = {key: mx.array(value) for key, value in matrix.stored().items()}
         return Exl3Linear(part["words"], part["suh"], part["svh"], part.get("bias"), matrix.codebook, rounded)
+
+    def _exl3_side_by_side(self, parts: list[Exl3Matrix], rounded: bool) -> list[Exl3Linear] | Exl3Stack:
+        """One stack when all are of one width and codebook, which the formats leave open."""
+        first = parts[0]
+        if len({(part.shape, part.halves, part.codebook, "bias" in part.parts) for part in parts}) > 1:
+            return [self._exl3(part, rounded) for part in parts]
+        (rows, columns), count = first.shape, len(parts)
+        shapes = {"words": (count, columns // 16, rows // 16, 4 * first.halves), "suh": (count, columns), "svh": (count, rows)}
+        shapes |= {"bias": (count, rows)} if "bias" in first.parts else {}
+        kinds = {key: (np.uint32, mx.uint32) if key == "words" else (np.float16, mx.float16) for key in shapes}
+        if self.empty:
+            arrays = {key: _outline(shape, kinds[key][1]) for key, shape in shapes.items()}
+        else:
+            buffers = {key: np.empty(shape, kinds[key][0]) for key, shape in shapes.items()}
+            for e, part in enumerate(parts):
+                for key, value in part.stored().items():
+                    buffers[key][e] = value
+            arrays = {key: mx.array(buffers.pop(key)) for key in shapes}
+        return Exl3Stack(arrays["words"], arrays["suh"], arrays["svh"], arrays.get("bias"), first.codebook, rounded)
 
 
 def _outline(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

@@ -204,25 +204,23 @@ sys.exit(main(sys.argv[2:]).code)
 
 
 @pytest.mark.parametrize("family", ["v41", "v4"])
-def test_a_killed_ladder_gives_identical_numbers(family, tiny_packs, tmp_path):
+def test_a_killed_ladder_gives_identical_numbers(family, tiny_packs, program, tmp_path):
     """kill -9 after files and after saves, across borders between an owner of entries and the layers that read them."""
     name = "layers.1.attn.wo_b.weight"
     changed = scaled(tiny_packs[family], tmp_path / "changed", name)
     words = ["eval", "ladder", str(changed), "--against", str(tiny_packs[family]), "--tokens", "80"]
-    whole = programs.run(tmp_path / "whole", *words)
-    assert whole.code == 0 and whole.json["first"] == whole.json["worst"] == "layer 1", whole.stderr
+    whole = program(*words, "--json", real=True)
+    assert whole.code == 0 and whole.object["first"] == whole.object["worst"] == "layer 1", whole.err
     data = ["--json", "--data-dir", str(tmp_path / "killed")]
     for at in (4, 6):  # the second goes further than the first
         done = subprocess.run([sys.executable, "-c", KILLING, str(at), *words, *data], env=programs.environment(), capture_output=True, timeout=120)
         assert done.returncode == -signal.SIGKILL, done.stderr
-    again = programs.run(tmp_path / "killed", *words)
-    assert "going on where an earlier run was stopped" in again.stderr
-    assert json.dumps(again.json) == json.dumps(whole.json)
-    page = subprocess.run(
-        [sys.executable, "-m", "dsv41chat", "eval", "report", str(changed), "--data-dir", str(tmp_path / "killed")],
-        env=programs.environment(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert "First difference in layer 1, the largest in layer 1" in page.stdout and "| layer 3 |" in page.stdout
+    killed = program.at(tmp_path / "killed")
+    again = killed(*words, "--json", real=True)
+    assert "going on where an earlier run was stopped" in again.err
+    assert again.out == whole.out
+    page = killed("eval", "report", str(changed), real=True).out
+    assert "First difference in layer 1, the largest in layer 1" in page and "| layer 3 |" in page
     receipt = json.loads(next((tmp_path / "killed").rglob("ladder-*.json")).read_text())
     assert lines(receipt)[0].startswith("changed against") and str(tmp_path) not in json.dumps(receipt)
 

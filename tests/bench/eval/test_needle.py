@@ -172,24 +172,25 @@ def test_reading_back_notices_another_answer(engine):
     assert read_back(session, prompt.ids, done.ids), "it leaves the session usable"
 
 
-def test_the_command_goes_on_after_a_kill(tmp_path):
+def test_the_command_goes_on_after_a_kill(program, tmp_path):
     words = ["eval", "needle", "nano", "--tokens", "50,60", "--count", "1", "--depths", "0.1", "--seed", "1"]
     words += ["--haystack", str(HAYSTACK), "--bar", "0.5"]
-    whole = programs.run(tmp_path / "whole", *words, "--fresh", "--output", str(tmp_path / "receipt.json"))
+    whole = program(*words, "--fresh", "--output", str(tmp_path / "receipt.json"), "--json", real=True)
     assert json.loads((tmp_path / "receipt.json").read_text())["parameters"]["depths"] == [0.1]
-    assert whole.code == 0 and whole.json["green"] and [row["tokens"] for row in whole.json["rows"]] == [50, 60], whole.stderr
+    assert whole.code == 0 and whole.object["green"] and [row["tokens"] for row in whole.object["rows"]] == [50, 60], whole.err
     data = ["--json", "--data-dir", str(tmp_path / "killed")]
     done = subprocess.run([sys.executable, "-c", KILLING, "3", *words, *data], env=programs.environment(), capture_output=True, timeout=300)
     assert done.returncode == -signal.SIGKILL
-    again = programs.run(tmp_path / "killed", *words)
-    assert "going on where an earlier run was stopped" in again.stderr and json.dumps(again.json) == json.dumps(whole.json)
+    killed = program.at(tmp_path / "killed")
+    again = killed(*words, "--json", real=True)
+    assert "going on where an earlier run was stopped" in again.err and again.out == whole.out
     (receipt,) = (tmp_path / "killed").rglob("needle-*.json")
     assert json.loads(receipt.read_text())["summary"] == "needles 100 % at 50, 100 % at 60 tokens"
     assert json.loads(receipt.read_text())["short"] == "needles ok"
-    assert programs.run(tmp_path / "killed", "eval", "needle", "nano", "--tokens", "9000").code == 2
-    assert programs.run(tmp_path / "killed", "eval", "needle", "nano", "--tokens", "5").code == 2
+    assert killed("eval", "needle", "nano", "--tokens", "9000", real=True).code == 2
+    assert killed("eval", "needle", "nano", "--tokens", "5", real=True).code == 2
 
 
-def test_a_build_without_a_tokenizer_is_not_asked(tmp_path):
-    done = programs.run(tmp_path / "data", "eval", "needle", str(v41.PACK), "--tokens", "60")
-    assert done.code == 4 and "has no tokenizer.json" in done.json["message"]
+def test_a_build_without_a_tokenizer_is_not_asked(program):
+    done = program("eval", "needle", str(v41.PACK), "--tokens", "60", "--json", real=True)
+    assert done.code == 4 and "has no tokenizer.json" in done.object["message"]

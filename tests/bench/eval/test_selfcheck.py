@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -176,42 +175,24 @@ SHORT = """
 from dsv41chat.bench.eval import contracts
 contracts.ANSWER_TOKENS = 6
 """
-FAULTY = """
-import sys
-from dsv41chat.engine.target import Target
-commit = Target.commit
-def one_more(self, trial, keep):
-    commit(self, trial, min(trial.count, keep + 1))
-Target.commit = one_more
-from dsv41chat.cli import main
-sys.exit(main(sys.argv[1:]).code)
-"""
-
-PLAIN = """
-import sys
-from dsv41chat.cli import main
-sys.exit(main(sys.argv[1:]).code)
-"""
 
 
-def test_the_command(tmp_path):
+def test_the_command(program, tmp_path, monkeypatch):
     """Exit 4 and the contract by name where a fault is planted; killed and run again, the same numbers."""
-    words = ["eval", "selfcheck", "nano", "--tokens", "64", "--dtype", "float32"]
-
-    def start(script, data, *first, extra=()):
-        command = [sys.executable, "-c", SHORT + script, *first, *words, *extra, "--json", "--data-dir", str(tmp_path / data)]
-        done = subprocess.run(command, env=programs.environment(), capture_output=True, text=True, timeout=300, check=False)
-        return SimpleNamespace(code=done.returncode, stderr=done.stderr, json=json.loads(done.stdout) if done.stdout.strip() else None)
-
-    whole = start(PLAIN, "whole", extra=("--fresh", "--output", str(tmp_path / "receipt.json")))
+    monkeypatch.setattr(contracts, "ANSWER_TOKENS", 6)
+    words = ["eval", "selfcheck", "nano", "--tokens", "64", "--dtype", "float32", "--json"]
+    whole = program(*words, "--fresh", "--output", str(tmp_path / "receipt.json"), real=True)
     assert json.loads((tmp_path / "receipt.json").read_text())["arm"] == "selfcheck"
-    assert whole.code == 0 and whole.json["ok"] and len(whole.json["checks"]) == 13 and whole.json["row_invariant"], whole.stderr
-    assert start(KILLING, "killed", "9").code == -signal.SIGKILL
-    again = start(PLAIN, "killed")
-    assert "going on where an earlier run was stopped" in again.stderr and json.dumps(again.json) == json.dumps(whole.json)
-    faulty = start(FAULTY, "faulty")
-    assert faulty.code == 4 and "nano breaks rejected rows never happened" in faulty.stderr
-    assert "rejected rows never happened" in faulty.json["broken"]
-    receipt = json.loads(next((tmp_path / "whole").rglob("selfcheck-*.json")).read_text())
+    assert whole.code == 0 and whole.object["ok"] and len(whole.object["checks"]) == 13 and whole.object["row_invariant"], whole.err
+    command = [sys.executable, "-c", SHORT + KILLING, "9", *words, "--data-dir", str(tmp_path / "killed")]
+    assert subprocess.run(command, env=programs.environment(), capture_output=True, timeout=300).returncode == -signal.SIGKILL
+    again = program.at(tmp_path / "killed")(*words, real=True)
+    assert "going on where an earlier run was stopped" in again.err and again.out == whole.out
+    receipt = json.loads(next(program.data.rglob("selfcheck-*.json")).read_text())
     assert receipt["summary"].startswith("selfcheck: 13 checks hold") and receipt["short"] == "selfcheck ok" and receipt["result"]["ok"]
-    assert programs.run(tmp_path / "whole", "eval", "selfcheck", "nano", "--tokens", "9000").code == 2
+    assert program(*words[:3], "--tokens", "9000", real=True).code == 2
+    commit = Target.commit
+    monkeypatch.setattr(Target, "commit", lambda self, trial, keep: commit(self, trial, min(trial.count, keep + 1)))
+    faulty = program.at(tmp_path / "faulty")(*words, real=True)
+    assert faulty.code == 4 and "nano breaks rejected rows never happened" in faulty.err
+    assert "rejected rows never happened" in faulty.object["broken"]

@@ -22,9 +22,10 @@ TABLE = {
 @pytest.mark.parametrize("machine", MACHINES)
 def test_speeds_and_the_worst_case_of_long_answers(machine: str):
     for kind, want in zip(TEXTS, TABLE[machine]):
-        # The mean of 8 seeds has a standard error of up to 0.02 by itself.
-        speeds = [run(machine, [(kind, 1500)], seed)[0] for seed in range(24)]
-        assert sum(speeds) / 24 == pytest.approx(want, abs=0.03), kind
+        # By itself a mean of 24 seeds has a standard error of up to 0.012; texts that are nearly always alike (in their guesses) need fewer.
+        count = 24 if kind in ("code", "prose") else 12
+        speeds = [run(machine, [(kind, 1500)], seed)[0] for seed in range(count)]
+        assert sum(speeds) / count == pytest.approx(want, abs=0.03), kind
         assert min(speeds) >= 0.98, kind
 
 

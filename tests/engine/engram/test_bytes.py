@@ -7,7 +7,7 @@ import pytest
 
 from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.table import EngramSettings, TableRef, TableSpec
-from tests.engine.engram.tables import FORMATS, FakeMac, NoAdvice, assert_rows, refuse_linux_calls, straddlers, write_table
+from tests.engine.engram.tables import FORMATS, FakeMac, NoAdvice, assert_rows, oracle, refuse_linux_calls, straddlers, write_table
 
 ROWS = 20_000
 PATHS = ("auto", "direct", "advise", "pool", "nocache")
@@ -24,6 +24,12 @@ def spec(request, tmp_path_factory):
     return write_table(tmp_path_factory.mktemp("t") / "table.safetensors", ROWS, request.param)
 
 
+@pytest.fixture(scope="module")
+def batches(spec):
+    """[(ids, what one os.pread per row returns)]"""
+    return [(ids, oracle(spec, ids)) for ids in id_batches(spec)]
+
+
 def id_batches(spec):
     rng = np.random.default_rng(1)
     edge = straddlers(spec)
@@ -36,23 +42,23 @@ def id_batches(spec):
 
 
 @pytest.mark.parametrize("settings", ROW_SETTINGS, ids=lambda s: "-".join(map(str, s.values())))
-def test_every_path_returns_the_bytes_of_one_pread_per_row(spec, settings):
+def test_every_path_returns_the_bytes_of_one_pread_per_row(spec, batches, settings):
     with_straddlers = straddlers(spec)
     assert len(with_straddlers) > 50  # the data area is misaligned on purpose
     reader = EngramReader.open([spec], EngramSettings(**settings))
     try:
         for _ in range(2):
-            for ids in id_batches(spec):
-                assert_rows(reader.gather(0, ids), spec, ids)
+            for ids, want in batches:
+                assert_rows(reader.gather(0, ids), spec, ids, want)
                 with reader.stage([ids], urgent=False) as ticket:
-                    assert_rows(ticket.rows(0), spec, ids)
-        batches = reader.counters()[spec.name]["batches"]
+                    assert_rows(ticket.rows(0), spec, ids, want)
+        counted = reader.counters()[spec.name]["batches"]
         if reader.settings.path != "auto":
-            assert set(batches) - {"direct"} <= {settings["path"]}
+            assert set(counted) - {"direct"} <= {settings["path"]}
             if "row_cache" not in settings and settings["path"] != "direct":
-                assert batches.get("direct", 0) == 4  # the empty batches
+                assert counted.get("direct", 0) == 4  # the empty batches
         if reader.settings.mode == "resident":
-            assert set(batches) == {"resident"}
+            assert set(counted) == {"resident"}
         assert reader.staging.in_flight == 0
     finally:
         reader.close()
@@ -60,12 +66,12 @@ def test_every_path_returns_the_bytes_of_one_pread_per_row(spec, settings):
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("access", ("mmap", "pread"))
-def test_macos_paths_return_the_same_bytes_without_linux_calls(spec, path, access, monkeypatch):
+def test_macos_paths_return_the_same_bytes_without_linux_calls(spec, batches, path, access, monkeypatch):
     refuse_linux_calls(monkeypatch)
     layer = FakeMac()
     reader = EngramReader.open([spec], EngramSettings(path=path, access=access), os_layer=layer)
-    for ids in id_batches(spec):
-        assert_rows(reader.gather(0, ids), spec, ids)
+    for ids, want in batches:
+        assert_rows(reader.gather(0, ids), spec, ids, want)
     if path == "advise":
         assert layer.advised
     if path != "auto":
@@ -74,10 +80,10 @@ def test_macos_paths_return_the_same_bytes_without_linux_calls(spec, path, acces
 
 
 @pytest.mark.parametrize("forbidden, left", [(("process_madvise",), "fadvise"), (("process_madvise", "fadvise"), "none")])
-def test_forbidden_advice_falls_back_and_says_why(spec, forbidden, left):
+def test_forbidden_advice_falls_back_and_says_why(spec, batches, forbidden, left):
     reader = EngramReader.open([spec], EngramSettings(path="advise"), os_layer=NoAdvice(forbidden))
-    for ids in id_batches(spec):
-        assert_rows(reader.gather(0, ids), spec, ids)
+    for ids, want in batches:
+        assert_rows(reader.gather(0, ids), spec, ids, want)
     counters = reader.counters()
     assert counters["reader"]["advise"] == left
     assert set(counters["reader"]["refused"]) == set(forbidden)

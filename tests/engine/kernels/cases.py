@@ -10,14 +10,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.kernels import exl3, finish, tensor
+from dsv41chat.engine.kernels import finish, tensor
 from dsv41chat.engine.kernels.attend import Attend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import Experts, Matvec, PairMatvec, stored
 from dsv41chat.engine.nn import linear as nn
-from dsv41chat.engine.nn.exl3 import Exl3Linear
 from dsv41chat.engine.nn.hyper_connection import HyperConnection, enter
 from dsv41chat.engine.nn.moe_v4 import MoEV4
 from dsv41chat.engine.ops import attend, fakequant, norm, rope, route, select
@@ -320,17 +319,6 @@ def decoded(mode: str, bits: int, group: int) -> Case:
     return Case(f"decoded {mode} {bits} g{group}", build, lambda x: whole, (whole,), (0.0,), frozenset({0}))
 
 
-def trellis(book: str, halves: int, wide: bool = True, biased: bool = False) -> Case:
-    """halves: twice the bits of a value. wide: float32 rows and result."""
-    d, K, N = Draw(14 + halves), 256, 128
-    words = mx.array(d.rng.integers(0, 2**32, (K // 16, N // 16, 4 * halves), dtype=np.uint32))
-    half = lambda a: a.astype(mx.float16)
-    module = Exl3Linear(words, half(d.normal(K)), half(d.normal(N)), half(d.normal(N)) if biased else None, book)
-    x = d.rows(ROWS, K).astype(F32 if wide else BF16)
-    name = f"exl3 {book} {halves / 2:g} bits{'' if wide else ' bfloat16'}{' biased' if biased else ''}"
-    return Case(name, lambda b: exl3.Exl3Matvec(b, module), lambda x: module(x.astype(F32)), (x,), (1e-5 if wide else 2.5e-3,))
-
-
 _STOCK_ROUNDING = {
     finish.NO_ROUNDING: lambda x: x, finish.FP8_UE8M0: fakequant.fp8_ue8m0, finish.FP4_UE8M0: fakequant.fp4_ue8m0,
     finish.FP4_SCALED: fakequant.fp4_e4m3, finish.V4_FP4: fakequant.v4_fp4, finish.v4_fp8(64): lambda x: fakequant.v4_fp8(x, 64),
@@ -361,7 +349,8 @@ def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, 
 
 @cache
 def cases() -> tuple[Case, ...]:
-    from tests.engine.kernels.cases_step import step_cases  # which is made of this module
+    from tests.engine.kernels.cases_exl3 import exl3_cases  # which are made of this module
+    from tests.engine.kernels.cases_step import step_cases
 
     return (
         *(matvec(*f) for f in FORMATS),
@@ -409,9 +398,6 @@ def cases() -> tuple[Case, ...]:
         tensor_experts("affine", 6, 32),
         tensor_experts("affine", 2, 64),
         *(decoded(*f) for f in (("affine", 4, 64), ("affine", 3, 32), ("mxfp4", 4, 32), ("mxfp8", 8, 32))),
-        trellis("3inst", 4, biased=True),
-        trellis("mcg", 6, wide=False),
-        trellis("mul1", 5),
-        trellis("mcg", 16),
+        *exl3_cases(),
         *step_cases(),
     )

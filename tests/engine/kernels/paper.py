@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat.bench import shapes
 from dsv41chat.engine.convert.layout import plan_groups
 from dsv41chat.engine.convert.recipes import Choice
 from dsv41chat.engine.kernels import gpu
@@ -28,20 +29,24 @@ from dsv41chat.engine.published import RELEASES
 
 BUILDS = (("V4.1-Flash", "native"), ("V4-Flash", "native"), ("V4-Pro", "native"), ("V4.1-Flash", "affine-4"), ("V4-Flash", "affine-4"))
 
+TRELLISES = (("V4.1-Flash", "exl3"), ("V4-Flash", "exl3"))
+
 
 class Paper:
-    """A `Backend` that launches nothing: it keeps what would have been compiled and counts the launches."""
+    """A `Backend` that launches nothing: it keeps what would have been compiled, with the largest group, and counts the launches."""
 
     lazy = True
 
     def __init__(self, dialect: str):
-        self.dialect, self.launches, self.programs = dialect, Counter(), set()
+        self.dialect, self.launches, self.programs, self.threads = dialect, Counter(), set(), Counter()
 
     def run(self, kernel, inputs, constants, groups, threads, outputs):
         assert kernel.only in (None, self.dialect) and threads % 32 == 0 and threads <= 1024 and all(g >= 1 for g in groups)
         self.launches[kernel.base] += 1
         arguments = tuple((a.dtype, a.size < SMALL_ELEMENTS) for a in inputs)
-        self.programs.add((kernel, arguments, tuple(dtype for _, dtype in outputs), tuple(constants.items())))
+        program = kernel, arguments, tuple(dtype for _, dtype in outputs), tuple(constants.items())
+        self.programs.add(program)
+        self.threads[program] = max(self.threads[program], threads)
         results = [_nothing(tuple(shape), dtype) for shape, dtype in outputs]
         # One node per launch, which hangs on its inputs, so that the graph is that of a step.
         return mx.depends(results, list(inputs))
@@ -59,7 +64,10 @@ def _nothing(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 @cache
 def outline(name: str, recipe: str):
-    """The trunk of a release, or of its conversion, with few experts; its arrays have shapes and are never read."""
+    """The trunk of a release, or of its conversion, with few experts; its arrays have shapes and are never read. exl3: of 3 bits."""
+    if recipe == "exl3":
+        pack = shapes.outline_pack({"V4.1-Flash": "v41", "V4-Flash": "v4"}[name], experts=8, bits=3, form="exl3")
+        return outline_trunk(pack, dtype=mx.bfloat16, packed=True)
     outer = copy.deepcopy(RELEASES[name])
     outer.get("text_config", outer)["n_routed_experts"] = 8
     pack = release_pack(outer)

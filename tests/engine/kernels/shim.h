@@ -170,9 +170,14 @@ inline uint __byte_perm(uint a, uint b, uint s) {
   return out;
 }
 namespace shim {
-inline float half_up(uint h) { return __uint_as_float(h << 16); }
-// D = A x B + D for one SIMD group: A 16 x 16 and B 16 x 8 in bf16, sums in fp32 by ascending k.
-inline void matrix(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+inline float bf16_up(uint h) { return __uint_as_float(h << 16); }
+inline float half_up(uint h) {
+  const uint m = h & 0x7fff;
+  const float f = m < 0x400 ? m * 0x1p-24f : m < 0x7c00 ? __uint_as_float((m << 13) + 0x38000000) : __uint_as_float(0x7f800000 | m << 13);
+  return h & 0x8000 ? -f : f;
+}
+// D = A x B + D for one SIMD group: A 16 x 16 and B 16 x 8, sums in fp32 by ascending k.
+template <float (*up)(uint)> inline void product(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
   const int me = now, base = me & ~31, lane = me & 31, g = lane >> 2, t = lane & 3;
   const uint mine[6] = {a0, a1, a2, a3, b0, b1};
   yield();
@@ -184,10 +189,12 @@ inline void matrix(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b
     for (int k = 0; k < 16; k++) {
       const int pair = (k & 7) >> 1, high = k >> 3, odd = k & 1;
       const uint a = words[base + g * 4 + pair][row + 2 * high], b = words[base + column * 4 + pair][4 + high];
-      sum += half_up(odd ? a >> 16 : a & 0xffff) * half_up(odd ? b >> 16 : b & 0xffff);
+      sum += up(odd ? a >> 16 : a & 0xffff) * up(odd ? b >> 16 : b & 0xffff);
     }
     c[i] = sum;
   }
 }
+inline void matrix(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) { product<bf16_up>(c, a0, a1, a2, a3, b0, b1); }
+inline void matrix_half(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) { product<half_up>(c, a0, a1, a2, a3, b0, b1); }
 }  // namespace shim
 #endif

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsv41chat.engine.kernels import attend, choose, dialect, exl3, finish, glue, hyper, matrix, tensor
+from dsv41chat.engine.kernels import attend, choose, dialect, exl3, finish, glue, hyper, matrix, tensor, text_exl3_experts
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.shim import Shim, needs_compiler
 
@@ -46,6 +46,21 @@ FAULTS = {
     "the window of the next position": ("exl3 mcg 3 bits bfloat16", exl3, "EXL3_MATVEC", "const int below = (7 - j)", "const int below = (6 - j)"),
     "a lane's sums that are not joined": ("exl3 3inst 2 bits biased", exl3, "EXL3_MATVEC", "s += SHXOR(s, 2);", ""),
     "a butterfly left out": ("exl3 mul1 2.5 bits", exl3, "EXL3_ROTATE", "o < 32; o <<= 1", "o < 16; o <<= 1"),
+    "the trellis of another group": ("exl3 grouped", exl3, "EXL3_MATVEC", "((u64)gz * (K / 16) + kt)", "((u64)kt)"),
+    "the low halves of the inputs lost": ("exl3 tensor mcg 3 bits 256 x 128", exl3, "EXL3_TENSOR", "c[u][h][i] + c[u][h][i + 2]", "c[u][h][i]"),
+    "a scale of the inputs not taken back": (
+        "exl3 tensor 3inst 2 bits 640 x 256 bfloat16", exl3, "EXL3_TENSOR", "asf(X[run * 132 + 128])", "asf(X[128])",
+    ),
+    "a lost group of inputs": ("exl3 tensor mul1 3.5 bits 1024 x 128", exl3, "EXL3_JOIN", "z < KZ", "z < KZ - 1"),
+    "inputs turned for another expert": (
+        "exl3 tensor experts mcg shared mul1", text_exl3_experts, "EXL3_TENSOR_TURN", "idx[m * (S - SHARED) + j]", "idx[m * (S - SHARED)]",
+    ),
+    "the trellis of another expert": (
+        "exl3 experts mcg shared mul1", text_exl3_experts, "EXL3_DOWN", "w2 + e * (u64)", "w2 + (e ? e - 1 : 0) * (u64)",
+    ),
+    "no routing weight of a trellis": ("exl3 experts mul1 shared affine", text_exl3_experts, "EXL3_UP", "* up * weight", "* up"),
+    "a shared expert that is not added": ("exl3 experts mul1 shared affine", text_exl3_experts, "EXL3_SUM", "v[i] += a[i];", "v[i] += 0.0f * a[i];"),
+    "no clamp of up": ("exl3 tensor experts mcg shared mul1", text_exl3_experts, "EXL3_TENSOR_UP", "up = MN(MX(up, -limit), limit);", ""),
     "a lost split of the inputs": ("tensor matvec 1", tensor, "TENSOR_MATVEC", "s < KS; s++) v +=", "s < KS - 1; s++) v +="),
     "an offset of the codes": ("tensor matvec 4", tensor, "TENSOR_MATVEC", "FMA(-128.0f, q, four(zb, j))", "FMA(-127.0f, q, four(zb, j))"),
     "a row of another tile": ("tensor experts affine 4", tensor, "TENSOR_TILES", "tok[first + mine]", "tok[mine]"),

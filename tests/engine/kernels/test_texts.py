@@ -11,7 +11,8 @@ from dsv41chat.engine.kernels.hyper import Enter
 from dsv41chat.engine.kernels.tensor import TileProduct, tiles_of
 from dsv41chat.engine.nn import linear as nn
 from dsv41chat.engine.nn.hyper_connection import HyperConnection
-from tests.engine.kernels.cases import ROWS, Draw, cases, distance, trellis, values
+from tests.engine.kernels.cases import ROWS, Draw, cases, distance, values
+from tests.engine.kernels.cases_exl3 import tensor_trellis, trellis
 from tests.engine.kernels.record import raw, record_of
 from tests.engine.kernels.shim import Shim, needs_compiler
 
@@ -85,5 +86,5 @@ def test_a_prompt_of_many_rows_in_wide_and_narrow_tiles():
 @pytest.mark.parametrize("book", ["3inst", "mcg", "mul1"])
 @pytest.mark.parametrize("halves", [2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16])
 def test_every_width_of_a_trellis(book, halves):
-    case = trellis(book, halves)
-    assert case.distances(case.run(Shim("metal"), 2), 2)[0] <= case.limits[0]
+    for case, dialect in ((trellis(book, halves), "metal"), (tensor_trellis(book, halves, 128, 128, True), "cuda")):
+        assert case.distances(case.run(Shim(dialect), 2), 2)[0] <= case.limits[0]

@@ -18,6 +18,8 @@ from tests.engine.v4 import golden as g
 from tests.engine.v4 import tiny
 
 LENGTH = 100
+# Of the 1 .. 16 rows that a round can leave: one, around a group of 4, around one of 12, all.
+FEW = (1, 3, 4, 11, 16)
 
 
 def sequence(trunk, length=LENGTH, seed=1) -> list[int]:
@@ -80,14 +82,14 @@ def test_rejected_rows_leave_nothing(tiny_trunk, truth, seed):
     assert g.same_bits(out, logits) and not bad
 
 
-def check_trims(trunk, ids, logits, spots):
-    """At each spot: commit 1..16 rows of garbage, trim them, compare the state and the next three rows."""
+def check_trims(trunk, ids, logits, spots, counts=range(1, 17)):
+    """At each spot: commit so many rows of garbage, trim them, compare the state and the next three rows."""
     rng, target, wrong = random.Random(9), Target(trunk), []
     for p in spots:
         if p > target.n:
             g.feed(trunk, ids, [p - target.n], target)
         before = g.state_of(target.lane)
-        for garbage in range(1, min(16, target.lane.roll) + 1):
+        for garbage in (count for count in counts if count <= target.lane.roll):
             trial = target.rows([rng.randrange(trunk.config.vocab_size) for _ in range(garbage)])
             target.commit(trial, garbage)
             assert target.lane.truncate(p)
@@ -103,7 +105,7 @@ def test_trims_of_1_to_16_rows_at_every_border(tiny_trunk, truth):
     ids, logits, states = truth
     spots = (3, 11, 12, 16, 23, 24, 25, 28, 32, 36, 49)
     assert set(spots) <= set(states)
-    check_trims(tiny_trunk, ids, logits, spots)
+    check_trims(tiny_trunk, ids, logits, spots, range(1, 17) if tiny_trunk.dtype == mx.float32 else FEW)
 
 
 def test_deep_trims_and_their_limit(tiny_trunk, truth):
@@ -201,7 +203,7 @@ def test_any_heavy_ratio(tmp_path, heavy, length):
         out, target = g.feed(trunk, ids, cuts)
         assert g.same_bits(out, logits) and not g.differing(g.state_of(target.lane), g.state_of(whole.lane))
     assert len(whole.lane.state()["pool.2"]) == length // heavy
-    check_trims(trunk, ids, logits, (2 * heavy - 1, 2 * heavy))
+    check_trims(trunk, ids, logits, (2 * heavy - 1, 2 * heavy), FEW)
     whole.lane.buffers["pool.2"] = whole.lane.buffers["pool.2"] * 3
     low = length - 8
     assert whole.lane.truncate(low)
@@ -216,4 +218,4 @@ def test_golden_trunk(pack, ids, dtype):
     for cuts in (g.even(len(ids), 128), g.even(len(ids), 37), [120] + [1] * 20 + [100] + [1] * 20 + [132]):
         out, target = g.feed(trunk, ids, cuts)
         assert g.same_bits(out, logits) and not g.differing(g.state_of(target.lane), g.state_of(whole.lane))
-    check_trims(trunk, ids, logits, (64, 127, 128, 131, 256) if dtype == "float32" else (65, 128))
+    check_trims(trunk, ids, logits, (64, 127, 128, 131, 256) if dtype == "float32" else (65, 128), FEW)

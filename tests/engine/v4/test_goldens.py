@@ -83,12 +83,12 @@ def test_decode_after_chunks(trunk, golden, ids, oneshot):
 
 
 def test_verify_command_on_the_golden_pack():
-    """One shot, chunks of 1, 7 and 128, the file's own chunks, and token by token, all within 2e-4."""
-    report = verify_goldens(g.FOLDER, g.FOLDER / "goldens.safetensors", dtype="float32", atol=g.ATOL, chunks=(1, 7, 128))
+    """One shot, chunks of 7 and 128, the file's own chunks, and token by token, all within 2e-4."""
+    report = verify_goldens(g.FOLDER, g.FOLDER / "goldens.safetensors", dtype="float32", atol=g.ATOL, chunks=(7, 128))
     assert report.ok, report
     assert {(c.name, c.mode) for c in report.checks} == {
-        ("logits", "one-shot"), ("logits (chunks)", "chunks"), ("logits (pieces of 1)", "chunks"), ("logits (pieces of 7)", "chunks"),
-        ("logits (pieces of 128)", "chunks"), ("logits", "decode"),
+        ("logits", "one-shot"), ("logits (chunks)", "chunks"), ("logits (pieces of 7)", "chunks"), ("logits (pieces of 128)", "chunks"),
+        ("logits", "decode"),
     }  # fmt: skip
     assert all(c.top1 == 1.0 and c.hard for c in report.checks)
 

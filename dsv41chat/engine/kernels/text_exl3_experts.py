@@ -1,0 +1,163 @@
+"""Texts for trellis-coded experts: what goes in is turned for every slot, gate and up with the activation, down, and the sum of the slots.
+
+A slot is a row and one of its S experts, the shared one last when SHARED. Each is computed alone, so a row does not depend on the others.
+A group owns 128 outputs, which is a run of the next product's rotation, so gate and up end with the rotated input of down. The bodies
+are the same for both ways to sum tiles: by a SIMD group's own multiply-adds, and on CUDA by the matrix unit (`text_exl3_tensor`).
+"""
+
+from __future__ import annotations
+
+from dsv41chat.engine.kernels.dialect import Kernel
+from dsv41chat.engine.kernels.text_exl3 import DECODE8, MIX
+from dsv41chat.engine.kernels.text_exl3_tensor import SPLIT, UNIT
+
+# `put4` keeps a rotated run, `sums4` multiplies row `row` of such runs by two tile columns: s[4] of lanes 4 * c are columns c, c + 8, c + 16, c + 24.
+_PLAIN_PUT = r"""
+FN void put4(DEV float* out, u64 run, u32 lane, const THREAD float* v) {
+  float4 o;
+  o.x = v[0]; o.y = v[1]; o.z = v[2]; o.w = v[3];
+  *(DEV float4*)(out + run * 128 + lane * 4) = o;
+}
+"""
+_PLAIN_SUMS = (
+    DECODE8
+    + r"""
+template <int K, int N, int K2, int BOOK, int KS>
+FN void sums4(DEV const float* xh, u64 row, DEV const u32* words, u32 first, u32 split, u32 lane, THREAD float* s) {
+  UNROLL for (int i = 0; i < 4; i++) s[i] = 0.0f;
+  for (u32 kt = split; kt < K / 16; kt += KS) {
+    DEV const float* p = xh + row * K + kt * 16 + 2 * (lane & 3u);
+    const float x[4] = {p[0], p[1], p[8], p[9]};
+    UNROLL for (int u = 0; u < 2; u++) {
+      float v[8];
+      decode8<K2, BOOK>(words + ((u64)kt * (N / 16) + first + u) * (4 * K2), lane, v);
+      UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 4; i++) s[u * 2 + h] = FMA(x[i], v[h * 4 + i], s[u * 2 + h]);
+    }
+  }
+  UNROLL for (int i = 0; i < 4; i++) { s[i] += SHXOR(s[i], 1); s[i] += SHXOR(s[i], 2); }
+}
+"""
+)
+_TENSOR_SUMS = (
+    UNIT
+    + r"""
+template <int K, int N, int K2, int BOOK, int KS>
+FN void sums4(const u32* xh, u64 row, const u32* words, u32 first, u32 split, u32 lane, float* s) {
+  float acc[2][2][2];
+  run_sums<K, N, K2, BOOK, KS>(xh + row * (K / 128 * 132), lane < 4, words, first, split, lane, acc);
+  UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) {
+    const float a = SHIDX(acc[u][h][0], lane >> 3), b = SHIDX(acc[u][h][1], lane >> 3);
+    s[u * 2 + h] = (lane & 4u) ? b : a;
+  }
+}
+"""
+)
+
+# x [M, K] bf16, idx [M, S - SHARED], suh1 and suh3 fp16 [E, K], v1 and v3 [K] of the shared expert -> xh: rows 2 * slot (gate) and 2 * slot + 1
+# (up). Groups (K / 128, M * S, 2) of 32 threads.
+_TURN = r"""
+  const u32 m = gy / S, j = gy % S, at = gx * 128 + lane * 4;
+  const bool own = SHARED && j == S - 1;
+  const u64 e = own ? 0 : (u64)idx[m * (S - SHARED) + j];
+  DEV const u16* suh = (DEV const u16*)(gz ? own ? v3 : suh3 : own ? v1 : suh1) + e * K + at;
+  float v[4];
+  loadn<4, 0>((DEV const u32*)x, (u64)m * K + at, v);
+  UNROLL for (int i = 0; i < 4; i++) v[i] *= h2f(suh[i]);
+  mix128(v, lane);
+  UNROLL for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f;
+  put4(xh, ((u64)gy * 2 + gz) * (K / 128) + gx, lane, v);
+"""
+
+# xh [M * S * 2, K], w1 and w3 [E, K / 16, I / 16, 4 * K2], svh1 and svh3 fp16 [E, I], suh2 fp16 [E, I]; v1, v3, z1, z3 and z2 the same of the
+# shared expert, of K2S and BOOKS -> act [M * S, I]: activation times routing weight, rotated for down. Groups (I / 128, M * S), 256 * KS threads.
+_UP = r"""
+  SHM float part[KS][2][128];
+  const u32 m = gy / S, j = gy % S, lift = (sg >> 2) & 1u, pairs = sg & 3u, split = sg >> 3;
+  const bool own = SHARED && j == S - 1;
+  const u64 e = own ? 0 : (u64)idx[m * (S - SHARED) + j];
+  const u64 row = (u64)gy * 2 + lift, words = e * (u64)(K / 16 * (I / 16)) * (4 * K2);
+  float s[4];
+  if (own) sums4<K, I, K2S, BOOKS, KS>(xh, row, lift ? v3 : v1, gx * 8 + pairs * 2, split, lane, s);
+  else sums4<K, I, K2, BOOK, KS>(xh, row, (lift ? w3 : w1) + words, gx * 8 + pairs * 2, split, lane, s);
+  if ((lane & 3u) == 0) UNROLL for (int i = 0; i < 4; i++) part[split][lift][pairs * 32 + i * 8 + (lane >> 2)] = s[i];
+  BARRIER();
+  if (sg == 0) {
+    float a[4] = {0.0f, 0.0f, 0.0f, 0.0f}, b[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int p = 0; p < KS; p++) UNROLL for (int i = 0; i < 4; i++) { a[i] += part[p][0][lane * 4 + i]; b[i] += part[p][1][lane * 4 + i]; }
+    mix128(a, lane); mix128(b, lane);
+    const u64 at = e * I + gx * 128 + lane * 4;
+    DEV const u16* scale1 = (DEV const u16*)(own ? z1 : svh1) + at;
+    DEV const u16* scale3 = (DEV const u16*)(own ? z3 : svh3) + at;
+    DEV const u16* next = (DEV const u16*)(own ? z2 : suh2) + at;
+    float weight = 1.0f;
+    if (!own) weight = wt[m * (S - SHARED) + j];
+    const float limit = asf((u32)LIMIT);
+    float v[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+      float gate = a[i] * 0.08838834764831845f * h2f(scale1[i]), up = b[i] * 0.08838834764831845f * h2f(scale3[i]);
+      if (LIMIT > 0) { gate = MN(gate, limit); up = MN(MX(up, -limit), limit); }
+      v[i] = gate * sigm(gate) * up * weight * h2f(next[i]);
+    }
+    mix128(v, lane);
+    UNROLL for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f;
+    put4(act, (u64)gy * (I / 128) + gx, lane, v);
+  }
+"""
+
+# act [M * S, I], w2 [E, I / 16, N / 16, 4 * K2], svh2 fp16 [E, N]; v2 and z2 of the shared expert -> out fp32 [M * S, N].
+# Groups (N / 128, M * S) of 128 * KS threads.
+_DOWN = r"""
+  SHM float part[KS][128];
+  const u32 m = gy / S, j = gy % S, pairs = sg & 3u, split = sg >> 2;
+  const bool own = SHARED && j == S - 1;
+  const u64 e = own ? 0 : (u64)idx[m * (S - SHARED) + j];
+  float s[4];
+  if (own) sums4<I, N, K2S, BOOKS, KS>(act, (u64)gy, v2, gx * 8 + pairs * 2, split, lane, s);
+  else sums4<I, N, K2, BOOK, KS>(act, (u64)gy, w2 + e * (u64)(I / 16 * (N / 16)) * (4 * K2), gx * 8 + pairs * 2, split, lane, s);
+  if ((lane & 3u) == 0) UNROLL for (int i = 0; i < 4; i++) part[split][pairs * 32 + i * 8 + (lane >> 2)] = s[i];
+  BARRIER();
+  if (sg == 0) {
+    float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int p = 0; p < KS; p++) UNROLL for (int i = 0; i < 4; i++) v[i] += part[p][lane * 4 + i];
+    mix128(v, lane);
+    DEV const u16* scale = (DEV const u16*)(own ? z2 : svh2) + e * N + gx * 128 + lane * 4;
+    float4 o;
+    o.x = v[0] * 0.08838834764831845f * h2f(scale[0]); o.y = v[1] * 0.08838834764831845f * h2f(scale[1]);
+    o.z = v[2] * 0.08838834764831845f * h2f(scale[2]); o.w = v[3] * 0.08838834764831845f * h2f(scale[3]);
+    *(DEV float4*)(out + (u64)gy * N + gx * 128 + lane * 4) = o;
+  }
+"""
+
+_TURN_INPUTS = ("x", "idx", "suh1", "suh3", "v1", "v3")
+_UP_INPUTS = ("xh", "idx", "wt", "w1", "svh1", "w3", "svh3", "suh2", "v1", "z1", "v3", "z3", "z2")
+_DOWN_INPUTS = ("act", "idx", "w2", "svh2", "v2", "z2")
+
+EXL3_TURN = Kernel("exl3_turn", _TURN_INPUTS, ("xh",), _TURN, MIX + _PLAIN_PUT)
+EXL3_UP = Kernel("exl3_up", _UP_INPUTS, ("act",), _UP, MIX + _PLAIN_PUT + _PLAIN_SUMS)
+EXL3_DOWN = Kernel("exl3_down", _DOWN_INPUTS, ("out",), _DOWN, MIX + _PLAIN_SUMS)
+EXL3_TENSOR_TURN = Kernel("exl3_tensor_turn", _TURN_INPUTS, ("xh",), _TURN, MIX + SPLIT, "cuda")
+EXL3_TENSOR_UP = Kernel("exl3_tensor_up", _UP_INPUTS, ("act",), _UP, MIX + SPLIT + _TENSOR_SUMS, "cuda")
+EXL3_TENSOR_DOWN = Kernel("exl3_tensor_down", _DOWN_INPUTS, ("out",), _DOWN, MIX + _TENSOR_SUMS, "cuda")
+
+# parts fp32 [M, S, N] by ascending slot, then addend bf16 [M, N] (ADD), summed in fp32 -> out bf16 [M, N]. Groups (N / 128, M) of 32 threads.
+EXL3_SUM = Kernel(
+    "exl3_sum",
+    ("parts", "addend"),
+    ("out",),
+    r"""
+  const u32 at = gx * 128 + lane * 4;
+  float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int j = 0; j < S; j++) {
+    const float4 p = *(DEV const float4*)(parts + ((u64)gy * S + j) * N + at);
+    v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
+  }
+  if (ADD) {
+    float a[4];
+    loadn<4, 0>((DEV const u32*)addend, (u64)gy * N + at, a);
+    UNROLL for (int i = 0; i < 4; i++) v[i] += a[i];
+  }
+  uint2 o;
+  o.x = pack2(v[0], v[1]); o.y = pack2(v[2], v[3]);
+  *(DEV uint2*)((DEV u16*)out + (u64)gy * N + at) = o;
+""",
+)
