@@ -14,6 +14,8 @@ _UNIT = r"""
 FN void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { shim::matrix(c, a0, a1, a2, a3, b0, b1); }
 FN void fetch(uint4* to, const u16* from, bool there) { const uint4 none = {0, 0, 0, 0}; *to = there ? *(const uint4*)from : none; }
 FN void fetched() {}
+FN u32 pair(float a, float b) { return pack2(a, b); }
+FN void packed(u32& v) {}
 #else
 FN void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
@@ -26,12 +28,19 @@ FN void fetch(uint4* to, const u16* from, bool there) {
                :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 FN void fetched() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+FN u32 pair(float a, float b) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
+  return d;
+}
+// Keeps the compiler from holding both halves of a word in registers of their own.
+FN void packed(u32& v) { asm volatile("" : "+r"(v)); }
 #endif
 FN float low(u32 v) { return asf(v << 16); }
 FN float high(u32 v) { return asf(v & 0xffff0000u); }
 FN u32 turned(u32 v, float c, float s) {
   const float a = low(v), b = high(v);
-  return pack2(MUL(a, c) - MUL(b, s), MUL(a, s) + MUL(b, c));
+  return pair(MUL(a, c) - MUL(b, s), MUL(a, s) + MUL(b, c));
 }
 """
 
@@ -109,8 +118,9 @@ TENSOR_ATTEND = Kernel(
     UNROLL for (int i = 0; i < NB; i++) { y += squares[i][g]; z += squares[i][g + 8]; }
     y = 1.0f / SQRTF(y / (float)C + asf((u32)EPS)); z = 1.0f / SQRTF(z / (float)C + asf((u32)EPS));
     UNROLL for (int i = 0; i < PAIR * 8; i++) {
-      a[i] = pack2(low(a[i]) * y, high(a[i]) * y);
-      b[i] = pack2(low(b[i]) * z, high(b[i]) * z);
+      packed(a[i]); packed(b[i]);
+      a[i] = pair(low(a[i]) * y, high(a[i]) * y);
+      b[i] = pair(low(b[i]) * z, high(b[i]) * z);
     }
   }
   UNROLL for (int i = 0; i < PAIR * 8; i++) {
@@ -153,9 +163,9 @@ TENSOR_ATTEND = Kernel(
     x = r < 0 ? 0.0f : EXPF(x - top); y = s < 0 ? 0.0f : EXPF(y - top);
     float sum = x + y;
     UNROLL for (int o = 1; o < CH / 2; o <<= 1) sum += SHXOR(sum, o);
-    const u32 w = pack2(x, y);
+    const u32 w = pair(x, y);
     upper[head * PT + k / 2] = w;
-    lower[head * PT + k / 2] = pack2(x - low(w), y - high(w));
+    lower[head * PT + k / 2] = pair(x - low(w), y - high(w));
     if (k == 0 && (H % 16 == 0 || gy * 16 + head < H)) {
       float2 v; v.x = top; v.y = sum;
       *(float2*)(pm + (((u64)gz * H + gy * 16 + head) * SP + gx) * 2) = v;
@@ -165,7 +175,7 @@ TENSOR_ATTEND = Kernel(
   // Column n of tile j is channel 8 * n + j of this SIMD group's 64: the halves of four keys' words make the operands of two tiles.
   float o[8][4];
   UNROLL for (int j = 0; j < 8; j++) UNROLL for (int i = 0; i < 4; i++) o[j][i] = 0.0f;
-  UNROLL for (int n = 0; n < CH / 16; n++) {
+  _Pragma("unroll 1") for (int n = 0; n < CH / 16; n++) {
     u32 w[4][4];
     UNROLL for (int i = 0; i < 4; i++) {
       const u32 k = n * 16 + t * 2 + (i & 1) + (i >> 1) * 8;
