@@ -123,11 +123,11 @@ TENSOR_ATTEND = Kernel(
       b[i] = pair(low(b[i]) * z, high(b[i]) * z);
     }
   }
-  UNROLL for (int i = 0; i < PAIR * 8; i++) {
-    const int at = (int)(block * PAIR + i / 8) * 64 + (int)t * 16 + i % 8 * 2 - (C - RD);
-    if (at >= 0) {
-      const float c = cosv[gz * (RD / 2) + at / 2], s = sinv[gz * (RD / 2) + at / 2];
-      a[i] = turned(a[i], c, s); b[i] = turned(b[i], c, s);
+  UNROLL for (int s = 0; s < PAIR; s++) if (((NB - 1) * PAIR + s + 1) * 64 > C - RD) {
+    const int at = (int)(block * PAIR + s) * 64 + (int)t * 16 - (C - RD);
+    if (at > -16) UNROLL for (int i = 0; i < 8; i++) if (RD % 16 == 0 || at + 2 * i >= 0) {
+      const float c = cosv[gz * (RD / 2) + at / 2 + i], d = sinv[gz * (RD / 2) + at / 2 + i];
+      a[s * 8 + i] = turned(a[s * 8 + i], c, d); b[s * 8 + i] = turned(b[s * 8 + i], c, d);
     }
   }
   fetched();
@@ -226,14 +226,14 @@ TENSOR_MERGE = Kernel(
   float4 t[MOST], a = {0.0f, 0.0f, 0.0f, 0.0f};
   UNROLL for (int i = 0; i < MOST; i++) { const int s = i * NM + (int)sg; t[i] = *(const float4*)(O + (u64)(s < SP ? s : 0) * C); }
   float top = sk, z = 0.0f;
-  for (int s = lane; s < SP; s += 32) top = MX(top, S[s].x);
+  _Pragma("unroll 2") for (int s = lane; s < SP; s += 32) top = MX(top, S[s].x);
   top = MX(top, SHXOR(top, 16)); top = MX(top, SHXOR(top, 8)); top = MX(top, SHXOR(top, 4)); top = MX(top, SHXOR(top, 2));
   top = MX(top, SHXOR(top, 1));
-  for (int s0 = 0; s0 < SP; s0 += 32 * NM) {
+  _Pragma("unroll 1") for (int s0 = 0; s0 < SP; s0 += 32 * NM) {
     const int own = s0 + (int)lane * NM + (int)sg;
     float f = 0.0f;
     if (own < SP) { const float2 v = S[own]; f = v.y > 0.0f ? EXPF(v.x - top) : 0.0f; z = FMA(f, v.y, z); }
-    for (int i0 = 0; i0 < 32; i0 += MOST) {
+    _Pragma("unroll 1") for (int i0 = 0; i0 < 32; i0 += MOST) {
       const int begin = s0 + i0 * NM + (int)sg;
       if (begin >= SP) break;
       if (begin >= NM) {
@@ -258,7 +258,8 @@ TENSOR_MERGE = Kernel(
       v[0] += u.x; v[1] += u.y; v[2] += u.z; v[3] += u.w;
       z += below[i];
     }
-    UNROLL for (int i = 0; i < 4; i++) v[i] /= z;
+    z = 1.0f / z;
+    UNROLL for (int i = 0; i < 4; i++) v[i] *= z;
     UNROLL for (int i = 0; i < 4; i += 2) {
       const int at = (int)ch + i - (C - RD);
       if (at >= 0) {
