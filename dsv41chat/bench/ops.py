@@ -4,17 +4,17 @@ Every node of the graph that hangs on what a step evaluates (logits, streams and
 are told apart by building the same step without its last layers. A compiled block counts as the primitives that it consists of.
 The modules of a release's configuration are laid out without values and nothing is evaluated, so the counts need neither weights nor an
 accelerator; `compiled` stands for the stock operations as compiled graphs, which `auto` takes on accelerators. An installed build is
-counted with the routes that are installed for it.
+counted with the routes that are installed for it; where steps are recorded, their launches are counted instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import io
 import json
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,8 @@ def primitives(outputs: list[mx.array]) -> Counter[str]:
 
 def step_graph(trunk: Any, context: int, layers: int) -> Counter[str]:
     """Of one row after `context` tokens, in a trunk of its first `layers` layers. What the lane holds does not change the graph."""
-    trunk = replace(trunk, layers=trunk.layers[:layers], hasher=None) if hasattr(trunk, "hasher") else replace(trunk, layers=trunk.layers[:layers])
+    trunk = copy.copy(trunk)
+    trunk.layers, trunk.hasher = trunk.layers[:layers], None
     lane = trunk.new_lane()
     lane.ids, lane.n = [100] * (context + 1), context
     for name, spec in lane.specs.items():
@@ -59,6 +60,8 @@ def step_graph(trunk: Any, context: int, layers: int) -> Counter[str]:
             rows = -(-(context // spec.ratio + 1) // spec.block) * spec.block
             lane.buffers[name] = mx.zeros((rows, *spec.tail), dtype=spec.dtype)
     mx.eval(lane.arrays())
+    if (replay := trunk.routes.replay) is not None:
+        return Counter(launch.kernel.base for launch in replay.record(lane, context, 1, True, False, layers)[0].launches)
     trial = trunk.forward(lane, [100], context)
     return primitives(trial.arrays() + lane.arrays())
 

@@ -74,6 +74,7 @@ class Lane:
         self.ids: list[int] = []
         self.n = self.high = 0
         self.version += 1
+        self._room = 0
         self._marks: dict[int, int] = {}  # serial -> n of the marks that can be returned to
         self.buffers: dict[str, Any] = {
             s.name: self._zeros((s.rows if isinstance(s, RingSpec) else s.block, *s.tail), s.dtype) for s in self.specs.values()
@@ -108,9 +109,14 @@ class Lane:
 
     def reserve(self, tokens: int) -> None:
         """Grow the pools to hold `tokens` tokens, by an eighth at least: what is recorded for a lane is recorded anew when they grow."""
-        for name, spec in self.specs.items():
-            if isinstance(spec, PoolSpec) and tokens // spec.ratio > (have := self.buffers[name].shape[0]):
+        if tokens <= self._room:
+            return
+        pools = {name: spec for name, spec in self.specs.items() if isinstance(spec, PoolSpec)}
+        for name, spec in pools.items():
+            if tokens // spec.ratio > (have := self.buffers[name].shape[0]):
                 self._grow(name, -(-max(tokens // spec.ratio, have + have // 8) // spec.block) * spec.block)
+        # The last tokens of a group that is not full take no row.
+        self._room = min((self.buffers[name].shape[0] * spec.ratio for name, spec in pools.items()), default=tokens)
 
     def _grow(self, name: str, count: int) -> None:
         """To `count` rows. On the host the memory itself grows; MLX has no such call, there the buffer is copied once."""

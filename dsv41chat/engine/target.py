@@ -46,7 +46,8 @@ class Target:
             del lane.ids[lane.n :]
             raise
         try:
-            mx.eval(trial.arrays(), lane.arrays())
+            if not trial.done:
+                mx.eval(trial.arrays(), lane.arrays())
         except BaseException:
             lane.reset()
             raise

@@ -113,7 +113,7 @@ class TrunkV4:
         """
         c, ids = self.config, np.asarray(ids, np.int64)
         if self.routes.replay is not None and self.routes.replay.takes(len(ids), logits_from):
-            return self.routes.replay.forward(lane, ids, start, None, want_taps)
+            return self.routes.replay.forward(lane, ids, start, None, logits_from, want_taps)
         rows = RowsV4(ids, start, c.sliding_window, c.ring_rows, self.frequencies, self.routes.host)
         return self.run(lane, rows, None, logits_from, want_taps)
 

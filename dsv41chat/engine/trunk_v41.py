@@ -130,7 +130,7 @@ class TrunkV41:
             self.prefetch(lane.ids, start + len(ids), ahead)
         try:
             if self.routes.replay is not None and self.routes.replay.takes(len(ids), logits_from):
-                return self.routes.replay.forward(lane, ids, start, ticket, want_taps)
+                return self.routes.replay.forward(lane, ids, start, ticket, logits_from, want_taps)
             rows = Rows(ids, start, c.sliding_window, c.ring_rows, self.frequencies, c.image_token_id, self.routes.host)
             return self.run(lane, rows, ticket, logits_from, want_taps)
         finally:

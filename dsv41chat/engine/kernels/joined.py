@@ -69,11 +69,13 @@ def forget(trunk: Any) -> None:
 
 @contextmanager
 def parted(trunk: Any) -> Iterator[None]:
-    """Inside, the halves are called as they are, for measurements that look into them."""
+    """Inside, every step is built and the halves are called as they are, for measurements that look into them."""
+    replay, trunk.routes.replay = trunk.routes.replay, None
     joined = any(name in vars(layer) for layer in trunk.layers for name in HALVES)
     part(trunk)
     try:
         yield
     finally:
+        trunk.routes.replay = replay
         if joined:
             join(trunk)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Mapping
 
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.kernels.driver import DeviceMemory, Driver, Graph, Node, PinnedMemory, addresses, driver
+from dsv41chat.engine.kernels.driver import DeviceMemory, Driver, DriverFailed, Graph, Node, PinnedMemory, addresses, driver
 from dsv41chat.engine.kernels.nvrtc import NvrtcBackend
-from dsv41chat.engine.kernels.recorder import Memory, Place, Tape, arrange
+from dsv41chat.engine.kernels.recorder import Launch, Memory, Place, Tape, arrange
 from dsv41chat.engine.kernels.recording import Given
+
+# Constants that tell the shape of a launch.
+_SHAPE = ("K", "N", "C", "D", "I", "CH", "IH", "QK", "W")
+_CHAIN, _REPEATS = 200, 5
 
 
 class CudaPlayer:
@@ -27,11 +33,11 @@ class CudaPlayer:
         on, plan = driver(), arrange(tape)
         codes = self.backend.codes([(x.kernel, [p.dtype for p in x.inputs], [p.dtype for p in x.outputs], x.constants) for x in tape.launches])
         if self._scratch is None or self._scratch.nbytes < plan.nbytes:
-            self._scratch = DeviceMemory(on.allocate(plan.nbytes), plan.nbytes)
+            self._scratch = _device(on, plan.nbytes)
         nbytes = sum(p.nbytes for p in results)
         if self._home is None or self._home.nbytes < nbytes:
             self._home = PinnedMemory(nbytes)
-        block = DeviceMemory(on.allocate(given.memory.nbytes), given.memory.nbytes)
+        block = _device(on, given.memory.nbytes)
         where = {memory: self._scratch.address + at for memory, at in plan.offsets.items()} | {given.memory: block.address}
         where |= self._addresses(tape, buffers)
         nodes = [
@@ -42,7 +48,8 @@ class CudaPlayer:
         graphs = [Graph([n._replace(after=tuple(i - a for i in n.after)) for n in nodes[a:b]]) for a, b in zip(cuts, cuts[1:])]
         parts = [(0, given.memory.nbytes)] + [(at, 2 * int(np.prod(shape))) for at, shape in given.tables.values()]
         found = [(where[p.memory] + p.at, p.nbytes) for p in results]
-        return CudaStep(on, graphs, parts, block, PinnedMemory(given.memory.nbytes), found, self._home, self._scratch)
+        labels = [_label(x) for x in tape.launches]
+        return CudaStep(on, graphs, parts, block, PinnedMemory(given.memory.nbytes), found, self._home, self._scratch, nodes, labels)
 
     def _addresses(self, tape: Tape, buffers: Mapping[str, mx.array]) -> dict[Memory, int]:
         used = {p.memory: None for launch in tape.launches for p in (*launch.inputs, *launch.outputs)}
@@ -52,13 +59,28 @@ class CudaPlayer:
         return self._fixed | dict(zip(lane, addresses([buffers[m.name] for m in lane])))
 
 
+def _device(on: Driver, nbytes: int) -> DeviceMemory:
+    """MLX keeps freed memory for itself; where that is what is missing, it is given back first."""
+    try:
+        return DeviceMemory(on.allocate(nbytes), nbytes)
+    except DriverFailed:
+        mx.clear_cache()
+        return DeviceMemory(on.allocate(nbytes), nbytes)
+
+
+def _label(launch: Launch) -> str:
+    shape = [f"{k} {v}" for k, v in launch.constants.items() if k in _SHAPE]
+    return f"{launch.kernel.base} {' '.join(shape)}".strip()
+
+
 class CudaStep:
-    """A `Loaded`. found: (address, bytes) of each result."""
+    """A `Loaded`. found: (address, bytes) of each result; labels: of the launches, by kernel and shape."""
 
     def __init__(
         self, on: Driver, graphs: list[Graph], parts: list[tuple[int, int]], device: DeviceMemory, pinned: PinnedMemory,
-        found: list[tuple[int, int]], home: PinnedMemory, scratch: DeviceMemory,
+        found: list[tuple[int, int]], home: PinnedMemory, scratch: DeviceMemory, nodes: list[Node], labels: list[str],
     ):  # fmt: skip
+        self._nodes, self._labels = nodes, labels
         self._on, self._graphs, self._parts, self._device, self._pinned = on, graphs, parts, device, pinned
         self._found, self._home, self._scratch = found, home, scratch
         self.block = pinned.array
@@ -76,3 +98,23 @@ class CudaStep:
             at += nbytes
         self._on.synchronize()
         return [a.copy() for a in out]
+
+    def kernel_seconds(self) -> dict[str, tuple[int, float]]:
+        """Of chains that are long enough for launches to follow one another; a kernel's launches read the weights of all layers in turn. The
+        same rows are written again and again, which leaves a lane as it is."""
+        kinds: dict[str, list[Node]] = {}
+        for label, node in zip(self._labels, self._nodes):
+            kinds.setdefault(label, []).append(node)
+        found = {}
+        for label, nodes in kinds.items():
+            many = nodes * max(1, _CHAIN // len(nodes))
+            chain = Graph([n._replace(after=(i - 1,) if i else ()) for i, n in enumerate(many)])
+            times = [self._seconds(chain) for _ in range(_REPEATS + 1)][1:]
+            found[label] = len(nodes), statistics.median(times) / len(many) * len(nodes)
+        return found
+
+    def _seconds(self, graph: Graph) -> float:
+        began = time.perf_counter()
+        graph.launch()
+        self._on.synchronize()
+        return time.perf_counter() - began

@@ -23,31 +23,27 @@ from dsv41chat.engine.rows_v4 import GroupBlock, RowsV4, slots_for
 _NUMPY = {mx.int32: np.int32, mx.float32: np.float32, mx.bool_: np.bool_}
 
 
-@dataclass(frozen=True)
-class Fill:
-    """A field of the block: numbers of `dtype` and `shape` from byte `at`, made from the rows of a step."""
-
-    at: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    make: Callable[[Rows], np.ndarray]
-
-
 class Given:
     """The block that a step brings with it, as it is laid out while a step is recorded. tables: byte and shape of the values of each slot of
-    n-gram rows, which are bfloat16."""
+    n-gram rows, which are bfloat16. fills: (places, what makes their numbers from the rows of a step)."""
 
     def __init__(self, candidate_block: int = 1):
         self.memory, self.candidate_block = Memory("given", 0), candidate_block
-        self.fills: list[Fill] = []
+        self.fills: list[tuple[tuple[Place, ...], Callable[[Rows], tuple[np.ndarray, ...]]]] = []
         self.tables: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self._known: dict[Any, Place] = {}
+        self._known: dict[Any, tuple[Place, ...]] = {}
 
     def place(self, key: Any, shape: Sequence[int], dtype: mx.Dtype, make: Callable[[Rows], np.ndarray]) -> Place:
         """The field of that key, the same one whoever asks."""
+        return self.places(key, 1, shape, dtype, lambda rows: (make(rows),))[0]
+
+    def places(
+        self, key: Any, count: int, shape: Sequence[int], dtype: mx.Dtype, make: Callable[[Rows], tuple[np.ndarray, ...]]
+    ) -> tuple[Place, ...]:
+        """`count` fields that are made together."""
         if key not in self._known:
-            place = self._known[key] = self._room(shape, dtype)
-            self.fills.append(Fill(place.at, place.shape, np.dtype(_NUMPY[dtype]), make))
+            self._known[key] = tuple(self._room(shape, dtype) for _ in range(count))
+            self.fills.append((self._known[key], make))
         return self._known[key]
 
     def table(self, slot: int, shape: Sequence[int], dtype: mx.Dtype) -> Place:
@@ -60,10 +56,17 @@ class Given:
         self.memory.nbytes += -(-max(1, place.nbytes) // BORDER) * BORDER
         return place
 
-    def fill(self, block: np.ndarray, rows: Rows) -> None:
-        """Write the numbers of a step's rows into its block, uint8 [memory.nbytes]."""
-        for f in self.fills:
-            block[f.at : f.at + f.dtype.itemsize * int(np.prod(f.shape))].view(f.dtype).reshape(f.shape)[...] = f.make(rows)
+    def filler(self, block: np.ndarray) -> Callable[[Rows], None]:
+        """What writes the numbers of a step's rows into its block, uint8 [memory.nbytes]."""
+        view = lambda p: block[p.at : p.at + p.nbytes].view(_NUMPY[p.dtype]).reshape(p.shape)
+        bound = [(tuple(map(view, places)), make) for places, make in self.fills]
+
+        def fill(rows: Rows) -> None:
+            for targets, make in bound:
+                for target, numbers in zip(targets, make(rows)):
+                    target[...] = numbers
+
+        return fill
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,10 @@ class RecordedRows:
         self.candidates: Any = None
         self._made: dict[Any, Any] = {}
 
-    def _table(self, key: Any, spec: RopeSpec, make: Callable[[Rows], tuple[np.ndarray, np.ndarray]], count: int | None = None) -> tuple[Place, Place]:
-        shape = self.n if count is None else count, spec.dims // 2
-        return tuple(self.given.place((key, i), shape, mx.float32, lambda r, i=i: make(r)[i]) for i in (0, 1))
+    def _table(
+        self, key: Any, spec: RopeSpec, make: Callable[[Rows], tuple[np.ndarray, np.ndarray]], count: int | None = None
+    ) -> tuple[Place, ...]:
+        return self.given.places(key, 2, (self.n if count is None else count, spec.dims // 2), mx.float32, make)
 
     # of all families
 
@@ -166,7 +170,8 @@ class RecordedRows:
         first, last, ratio = self.start // layer.ratio, self.last_length(layer.ratio), layer.ratio
         span = ratio * (2 if layer.overlap else 1)
         shape = last - first, span
-        read = self.given.place(("group", ratio, capacity), shape, mx.int32, lambda r: _overlapping(r, ratio, span, capacity)) if last > first else None
+        make = lambda r: _overlapping(r, ratio, span, capacity)
+        read = self.given.place(("group", ratio, capacity), shape, mx.int32, make) if last > first else None
         return [GroupBlock(slice(0, self.n), self.ring_slots(self.positions, capacity), first, last, read)]
 
     def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
@@ -49,6 +50,10 @@ class Loaded(Protocol):
         """Wait for all parts; the bytes of each result, in memory of their own."""
         ...
 
+    def kernel_seconds(self) -> dict[str, tuple[int, float]]:
+        """By kernel, with what tells its shape: launches, and seconds of all of them one after the other. Needs a step that was played."""
+        ...
+
 
 class Player(Protocol):
     """What runs tapes: a device, or in tests the CPU shim."""
@@ -63,7 +68,16 @@ class _Ready:
     """What is loaded for a lane while its buffers lie where they are."""
 
     version: int
-    forms: dict[Form, tuple[Given, Loaded]]
+    forms: dict[Form, Step]
+
+
+@dataclass(frozen=True)
+class Step:
+    """tables: byte and shape of the values of each slot of n-gram rows in the block."""
+
+    loaded: Loaded
+    fill: Callable[[Rows], None]
+    tables: dict[int, tuple[int, tuple[int, ...]]]
 
 
 class Replay:
@@ -80,8 +94,8 @@ class Replay:
         self._widths = _Widths({slot: width(bare(bare(engram).wkv)) for slot, engram in engrams.items()})
         self._lanes: WeakKeyDictionary[Lane, _Ready] = WeakKeyDictionary()
         try:
-            launches = len(self.record(self._lane(), 0, 1, False)[0].launches)
-        except TypeError as error:
+            launches = len(self.record(self._lane(), 0, 1, True, False)[0].launches)
+        except (TypeError, AttributeError) as error:
             raise Declined(f"something between the kernels is not one: {error}") from error
         self.key = f"{len(trunk.layers)} layers, {launches} launches, plan {hashlib.sha256(repr(trunk.plan).encode()).hexdigest()[:12]}"
 
@@ -90,7 +104,7 @@ class Replay:
 
     def check(self) -> float:
         """The relative L2 distance of logits to those of steps that are built, after a short prompt; the least of several tries, because a
-        near tie may choose other experts. Table rows are left out; their kernels were checked by themselves."""
+        near tie may choose other experts. Without table rows; their kernels were checked by themselves."""
         return min(self._distance(seed) for seed in range(_TRIES))
 
     def _distance(self, seed: int) -> float:
@@ -102,60 +116,68 @@ class Replay:
             for count in (2 * MOST_ROWS - 1, 1, 3):
                 part = ids[at : at + count]
                 step = self.forward if replayed and count <= MOST_ROWS else self._built
-                rows.append(np.array(step(lane, part, at, None, False).logits)[-3:])
+                rows.append(np.array(step(lane, part, at, None, 0, False).logits)[-3:])
                 at += count
             found.append(np.concatenate(rows[1:]))
         return float(np.linalg.norm(found[0] - found[1]) / np.linalg.norm(found[1]))
 
-    def _built(self, lane: Lane, ids: np.ndarray, start: int, ticket: None, taps: bool) -> Trial:
-        trial = self.trunk.run(lane, rows_of(self.trunk, ids, start), ticket, 0, taps)
+    def _built(self, lane: Lane, ids: np.ndarray, start: int, ticket: None, logits_from: int, taps: bool) -> Trial:
+        trial = self.trunk.run(lane, rows_of(self.trunk, ids, start), ticket, logits_from, taps)
         mx.eval(trial.arrays(), lane.arrays())
         return trial
 
     def takes(self, count: int, logits_from: int | None) -> bool:
         c = self.trunk.config
-        return count <= min(MOST_ROWS, c.ring_rows - c.sliding_window) and logits_from == 0
+        return count <= min(MOST_ROWS, c.ring_rows - c.sliding_window) and logits_from in (0, None)
 
-    def forward(self, lane: Lane, ids: np.ndarray, start: int, ticket: Ticket | None, want_taps: bool) -> Trial:
-        """As the trunk's, for a call that it takes: logits of all rows. The results are there on return."""
-        given, loaded = self._ready(lane, start, len(ids), want_taps)
-        given.fill(loaded.block, rows_of(self.trunk, ids, start, host=True))
+    def forward(self, lane: Lane, ids: np.ndarray, start: int, ticket: Ticket | None, logits_from: int | None, want_taps: bool) -> Trial:
+        """As the trunk's, for a call that it takes: logits of all rows or of none. The results are there on return."""
+        step = self.ready(lane, start, len(ids), logits_from == 0, want_taps)
+        loaded = step.loaded
+        step.fill(rows_of(self.trunk, ids, start, host=True))
         loaded.play(0)
-        for part, (slot, (at, shape)) in enumerate(given.tables.items(), 1):
-            # Values of tables are bfloat16 numbers in float32.
-            bits = np.ascontiguousarray(take_host_values(ticket, slot), np.float32).view(np.uint32) >> 16
-            loaded.block[at : at + 2 * bits.size].view(np.uint16).reshape(shape)[...] = bits
+        for part, (slot, (at, shape)) in enumerate(step.tables.items(), 1):
+            # Values of tables are bfloat16 numbers in float32; rows of zeros add nothing.
+            found = 0 if ticket is None else np.ascontiguousarray(take_host_values(ticket, slot), np.float32).view(np.uint32) >> 16
+            loaded.block[at : at + 2 * math.prod(shape)].view(np.uint16).reshape(shape)[...] = found
             loaded.play(part)
-        logits, *taps = loaded.results()
-        taps = [mx.array(tap).view(self.trunk.dtype).reshape(len(ids), -1) for tap in taps]
-        return Trial(start, len(ids), logits.view(np.float32).reshape(len(ids), -1), mx.concatenate(taps, axis=-1) if taps else None, None, None)
+        results = loaded.results()
+        logits = results.pop(0).view(np.float32).reshape(len(ids), -1) if logits_from == 0 else None
+        taps = [mx.array(tap).view(self.trunk.dtype).reshape(len(ids), -1) for tap in results]
+        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, None, None)
 
-    def _ready(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Given, Loaded]:
+    def ready(self, lane: Lane, start: int, count: int, logits: bool, taps: bool) -> Step:
+        """The step of a position of a lane, loaded."""
         lane.reserve(start + count)
         ready = self._lanes.get(lane)
         if ready is None or ready.version != lane.version:
             mx.eval(lane.arrays())
             ready = self._lanes[lane] = _Ready(lane.version, {})
-        form = form_of(self.trunk, start, count, True, taps)
+        form = form_of(self.trunk, start, count, logits, taps)
         if form not in ready.forms:
             if len(ready.forms) >= _KEPT_FORMS:
                 ready.forms.pop(next(iter(ready.forms)))
-            ready.forms[form] = self._load(lane, start, count, taps)
+            ready.forms[form] = self._load(lane, start, count, logits, taps)
         return ready.forms[form]
 
-    def _load(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Given, Loaded]:
-        tape, given, results = self.record(lane, start, count, taps)
-        return given, self.player.load(tape, given, results, lane.buffers)
+    def _load(self, lane: Lane, start: int, count: int, logits: bool, taps: bool) -> Step:
+        tape, given, results = self.record(lane, start, count, logits, taps)
+        loaded = self.player.load(tape, given, results, lane.buffers)
+        return Step(loaded, given.filler(loaded.block), given.tables)
 
-    def record(self, lane: Lane, start: int, count: int, taps: bool) -> tuple[Tape, Given, list[Place]]:
-        """(launches, the block that they need, results: logits, then taps)."""
+    def record(
+        self, lane: Lane, start: int, count: int, logits: bool, taps: bool, layers: int | None = None
+    ) -> tuple[Tape, Given, list[Place]]:
+        """(launches, the block that they need, results: logits, then taps). layers: of the first ones only."""
         c, tape = self.trunk.config, self.recorder.begin()
         given = Given(getattr(c, "candidate_block_size", 1))
         rows = RecordedRows(self.trunk, self.recorder, given, start, count, lane)
         recorded = RecordedLane(lane, self.recorder, given)
-        trial = self.shadow.run(recorded, rows, self._widths, 0, taps)
+        trunk = copy.copy(self.shadow)
+        trunk.layers = trunk.layers[:layers]
+        trial = trunk.run(recorded, rows, self._widths, 0 if logits else None, taps)
         found = trial.taps if isinstance(trial.taps, tuple) else () if trial.taps is None else (trial.taps,)
-        results = [trial.logits, *found]
+        results = [*([trial.logits] if logits else []), *found]
         for place in results:
             place.memory.kind = "result"
         return tape, given, results

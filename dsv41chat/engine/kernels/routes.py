@@ -51,7 +51,8 @@ class Route:
     auto_on: devices where `auto` considers it, None for all of its own. reference: what it is compared with; the stock operation as it
     is, or in float32. check_rows: of the calls that are compared. suits: why it is not for a trunk, None if it is. copies: bytes
     that it keeps beside the weights of some modules and their trunk. joins: the halves of a layer become compiled graphs of its kernels
-    (`kernels.joined`). replays: (trunk, refused sites) -> what plays its decode steps (`kernels.replay`); raises Declined. prepare: called with one site of each key before they are built, to compile side by side what they will need.
+    (`kernels.joined`). replays: (trunk, refused sites) -> what plays its decode steps (`kernels.replay`) instead; raises Declined. prepare:
+    called with one site of each key before they are built, to compile side by side what they will need.
 
     host: its builders return numpy arrays and take either kind. Then nothing but numpy arrays passes between the operations of a trunk,
     its lanes are numpy's, and operations that stay stock are called through copies. Inside operations and in MTP MLX arrays stay.

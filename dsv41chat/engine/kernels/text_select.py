@@ -122,8 +122,8 @@ FN u32 sortable(float f) {
 )
 
 # Router: lg fp32 [M, E] logits, bias and bias2 fp32 [E], image [M] (rows that use bias2, when IMAGES; int32 token ids, when HASHED), ids int32
-# [vocab, PK] ascending (the choice of a token id, when HASHED). Scores: SCORING 0 sqrt(softplus), 1 sigmoid, of logits / TEMP. The PK best by score + bias, by
-# ascending id -> idx int32, wt fp32 [M, PK]: score / (sum + 1e-20) * FACTOR. One SIMD group per row.
+# [vocab, PK] ascending (the choice of a token id, when HASHED). Scores: SCORING 0 sqrt(softplus), 1 sigmoid, of logits / TEMP. The PK best by
+# score + bias, by ascending id -> idx int32, wt fp32 [M, PK]: score / (sum + 1e-20) * FACTOR. One SIMD group per row.
 ROUTE = Kernel(
     "route",
     ("lg", "bias", "bias2", "image", "ids"),

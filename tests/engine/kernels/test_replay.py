@@ -1,49 +1,180 @@
-"""Recorded steps, played under the CPU shim in any order that they allow: what a built step computes, row by row, in every form."""
+"""Recorded steps, played under the CPU shim in any order that they allow: the bits of built steps of the same kernels, in every form."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import mlx.core as mx
 import numpy as np
 import pytest
 
-from dsv41chat.engine.kernels.gpu import builders
-from dsv41chat.engine.kernels.recorder import Recorder
+from dsv41chat.engine.errors import RouteUnavailable
+from dsv41chat.engine.kernels import glue
+from dsv41chat.engine.kernels import recorder as recorder_module
+from dsv41chat.engine.kernels.gpu import builders, gpu_route
+from dsv41chat.engine.kernels.recorder import Memory, Place, Recorder, Tape, arrange
+from dsv41chat.engine.kernels.recording import form_of
 from dsv41chat.engine.kernels.replay import Replay
+from dsv41chat.engine.kernels.routes import Declined, install
+from dsv41chat.engine.pack.build import build_trunk, open_pack
 from dsv41chat.engine.target import Target
+from dsv41chat.nano import embedded_pack
 from tests.engine.kernels.play import ShimPlayer
-from tests.engine.kernels.shim import needs_compiler
-from tests.engine.kernels.test_gpu_route import apart, nano, put, tiny_v4, tokens
+from tests.engine.kernels.shim import Shim, needs_compiler
+from tests.engine.kernels.test_gpu_route import nano, planted, state, tiny_v4, tokens
 
 pytestmark = needs_compiler
+# More rows than a recorded step takes.
+PROMPT = 9
 
 
-def replayed(trunk):
-    recorder = Recorder("cuda")
-    trunk.routes.replay = Replay(trunk, recorder, ShimPlayer(), builders(recorder), {})
+def replays(trunk, refused):
+    notes = Recorder("cuda")
+    return Replay(trunk, notes, ShimPlayer(), builders(notes), refused)
+
+
+def put(trunk, wanted: str = "cuda"):
+    route = gpu_route("cuda", Shim("cuda"), lambda: None, frozenset({"cpu"}), replays)
+    trunk.routes = install(trunk, trunk, wanted, routes=(route,), device="cpu")
     return trunk
+
+
+def small(family: str, folder):
+    """V4.1: a window alone, an owner of pairs, and two that choose among blocks of the second one's entries, few of each, after n-gram rows.
+    V4: a hashed router, entries of both kinds."""
+    if family == "v4":
+        return tiny_v4(folder)
+    trunk = build_trunk(open_pack(embedded_pack()), dtype=mx.bfloat16, packed=True)
+    layers = [layer for layer in trunk.layers if layer.plan.index in (0, 2, 4, 6)]
+    for layer in layers:
+        if (indexer := layer.attention.indexer) is not None:
+            indexer.topk, indexer.block, indexer.blocks = 6, 4, 3
+    c = replace(trunk.config, index_topk=6, candidate_block_size=4, candidate_topk_blocks=3)
+    return replace(trunk, config=c, plan=tuple(layer.plan for layer in layers), layers=layers, tap_layers=(2, 4))
 
 
 @pytest.fixture(scope="module", params=["v41", "v4"])
 def trunk(request, tmp_path_factory):
-    made = nano() if request.param == "v41" else tiny_v4(tmp_path_factory.mktemp("v4"))
-    return replayed(put(made, "cuda", "cuda"))
+    return put(small(request.param, tmp_path_factory.mktemp("v4")))
 
 
-def feed(trunk, ids, cuts, replay=True):
-    kept, out = trunk.routes.replay, []
-    trunk.routes.replay = kept if replay else None
+def feed(trunk, ids, cuts, recorded: bool = True, taps: bool = False) -> tuple[np.ndarray, Target, list]:
+    """Logits after the prompt, which is as long as the first cut."""
+    kept, out, found = trunk.routes.replay, [], []
+    trunk.routes.replay = kept if recorded else None
     target = Target(trunk)
-    for a, b in zip(cuts, cuts[1:]):
-        trial = target.rows(ids[a:b])
+    for a, b in zip([0, *cuts], cuts):
+        trial = target.rows(ids[a:b], want_taps=taps)
         out.append(np.array(trial.logits))
+        found.append(None if trial.taps is None else np.array(trial.taps.astype(mx.float32)))
         target.commit(trial, b - a)
     trunk.routes.replay = kept
-    return np.concatenate(out), target
+    return np.concatenate(out[1:]), target, found[1:]
 
 
-def test_single_rows(trunk):
-    ids = list(tokens(96))
-    cuts = [0, 20, *range(21, 36)]
-    want, _ = feed(trunk, ids, cuts, False)
-    got, _ = feed(trunk, ids, cuts)
-    gaps = [apart(g, w) for g, w in zip(got[20:], want[20:])]
-    assert max(gaps) < 2e-2, gaps
+def test_rows_have_the_bits_of_built_steps(trunk):
+    """Past the first entries, the first choice and the first block choice, past groups that close and the end of the ring."""
+    ids = list(tokens(96, 40))
+    cuts = [PROMPT, *range(PROMPT + 1, 31)]
+    want, built, taps = feed(trunk, ids, cuts, recorded=False, taps=True)
+    trunk.routes.replay.player.played.clear()
+    got, target, mine = feed(trunk, ids, cuts, taps=True)
+    np.testing.assert_array_equal(got, want)
+    assert state(target) == state(built)
+    assert all(np.array_equal(a, b) for a, b in zip(mine, taps, strict=True)) and mine[0] is not None
+    played = set(trunk.routes.replay.player.played)
+    assert played >= {"embed", "hyper_spread", "attend_split", "scatter", "pool_groups", "top_k", "index_scores", "first_visible", "route"}
+    assert trunk.config.family == "v4" or played >= {"block_top", "keep_blocks", "engram", "collapse"}
+    tape, *_ = trunk.routes.replay.record(target.lane, target.n, 1, True, False)
+    assert len(tape.parts) == (trunk.config.family == "v41"), "n-gram rows come in while the first layers run"
+
+
+def test_windows_have_the_bits_of_single_rows(trunk):
+    """What drafting stands on: whatever rows share a step, and whatever of them is taken back."""
+    ids = list(tokens(96, 40))
+    alone, one, _ = feed(trunk, ids, [PROMPT, *range(PROMPT + 1, 29)])
+    cuts = [PROMPT, 10, 12, 20, 23, 28]
+    windows, many, _ = feed(trunk, ids, cuts)
+    np.testing.assert_array_equal(windows, alone)
+    assert state(many) == state(one)
+    target, at = Target(trunk), PROMPT
+    target.commit(target.rows(ids[:PROMPT]), PROMPT)
+    while at < 16:
+        wrong = [ids[at], *(3 + i % 5 for i in ids[at + 1 : at + 4])]
+        trial = target.rows(wrong)
+        np.testing.assert_array_equal(np.array(trial.logits)[0], alone[at - PROMPT])
+        target.commit(trial, 1)
+        at += 1
+
+
+def test_lanes_and_prompts_in_turn(trunk):
+    """Two conversations in turn, a prompt in between, a return to a mark: buffers that MLX has written are found again."""
+    ids = list(tokens(96, 60))
+    alone, *_ = feed(trunk, ids, [PROMPT, *range(PROMPT + 1, PROMPT + 6)])
+    a, b = Target(trunk), Target(trunk)
+    for target in (a, b):
+        target.commit(target.rows(ids[:PROMPT]), PROMPT)
+    mark = a.lane.mark()
+    for at in range(PROMPT, PROMPT + 4):
+        for target in (a, b):
+            trial = target.rows(ids[at : at + 1])
+            np.testing.assert_array_equal(np.array(trial.logits)[0], alone[at - PROMPT])
+            target.commit(trial, 1)
+    saved = {k: np.array(v) if not isinstance(v, mx.array) else mx.array(v) for k, v in a.lane.state().items()}
+    long = ids[PROMPT + 4 : PROMPT + 13]
+    built = np.array(a.rows(long).logits)
+    a.drop()
+    assert a.lane.rewind(mark)
+    trial = a.rows(ids[PROMPT : PROMPT + 2])
+    np.testing.assert_array_equal(np.array(trial.logits), alone[:2])
+    a.drop()
+    a.lane.load(saved)
+    np.testing.assert_array_equal(np.array(a.rows(long).logits), built)
+
+
+def test_a_wrong_text_between_the_kernels_is_refused(tmp_path):
+    with planted(glue, "SCATTER", "(u64)to * WORDS", "(u64)(to ^ 1) * WORDS"):
+        trunk = put(tiny_v4(tmp_path), "auto")
+        assert trunk.routes.replay is None and "from one that is built" in trunk.routes.built
+        assert any("built anew" in line for line in trunk.routes.summary())
+        with pytest.raises(RouteUnavailable, match="a recorded step is"):
+            put(tiny_v4(tmp_path))
+
+
+def test_what_is_no_kernel_cannot_be_recorded():
+    with pytest.raises(TypeError, match="no part"):
+        Place(Memory("scratch", 64), (4, 8), mx.bfloat16)[:, 2:5]
+    trunk = nano()
+    layer = trunk.layers[0]
+    layer.moe.experts = lambda *args: mx.zeros((1, 4))
+    with pytest.raises(Declined, match="something between the kernels"):
+        made = builders(notes := Recorder("cuda"))
+        Replay(trunk, notes, ShimPlayer(), {k: v for k, v in made.items() if k != "router"}, {})
+
+
+def test_forms_are_all_that_differs_between_positions(trunk):
+    """At positions of one form the same launches are recorded."""
+    lane, shapes = trunk.new_lane(), {}
+    replay = trunk.routes.replay
+    lane.reserve(70)
+    for start in range(0, 60):
+        tape, given, _ = replay.record(lane, start, 3, True, False)
+        what = [(x.kernel.base, sorted(x.constants.items()), x.groups, [p.shape for p in x.outputs]) for x in tape.launches], given.memory.nbytes
+        assert shapes.setdefault(form_of(trunk, start, 3, True, False), what) == what
+    assert 1 < len(shapes) < 30
+
+
+def test_launches_wait_for_what_they_need_and_for_nothing_else(monkeypatch):
+    """Results are written where nobody reads any more, and no sooner."""
+    monkeypatch.setattr(recorder_module, "_REUSED_BYTES", 0)
+    monkeypatch.setattr(recorder_module, "_REST", 1)
+    a, b, c, d = (Place(Memory("scratch", 256), (64,), mx.float32) for _ in range(4))
+    lane, fixed = Place(Memory("lane", 64, "x"), (16,), mx.float32), Place(Memory("fixed", 64), (16,), mx.float32)
+    launch = lambda reads, writes: recorder_module.Launch(None, {}, (1, 1, 1), 32, tuple(reads), tuple(writes))
+    steps = ([fixed], a), ([fixed], b), ([a, b], c), ([c], lane), ([lane, fixed], d), ([d], lane)
+    tape = Tape([launch(reads, [write]) for reads, write in steps])
+    plan = arrange(tape)
+    assert plan.waits == [(), (), (0, 1), (2,), (0, 2, 3), (3, 4)], "d lies where a was, which was written by 0 and read by 2"
+    assert plan.offsets[d.memory] in (plan.offsets[a.memory], plan.offsets[b.memory]) and plan.offsets[a.memory] != plan.offsets[b.memory]
+    tape.parts.append(3)
+    assert arrange(tape).waits[3] == ()
