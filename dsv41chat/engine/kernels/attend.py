@@ -8,11 +8,14 @@ from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_attend import ATTEND_MERGE, ATTEND_SPLIT
+from dsv41chat.engine.kernels.text_attend_tensor import TENSOR_ATTEND, TENSOR_MERGE
 
 # Bounds the float32 partial results of one launch; rows are independent, so the cut changes no bit.
 _PARTIAL_BYTES = 64 * 2**20
 # Slots of one piece of a list: with entries of a pool, and for the window alone.
 _PIECE, _WINDOW_PIECE = 40, 32
+# Of the matrix unit: slots of one piece, SIMD groups that merge, and pieces that each of them has on the way at once.
+_TENSOR_PIECE, _MERGERS, _ON_THE_WAY = 32, 8, 4
 
 
 class Attend:
@@ -62,3 +65,33 @@ class Attend:
             )  # fmt: skip
             out.append(o)
         return out[0] if len(out) == 1 else mx.concatenate(out)
+
+
+class TensorAttend:
+    """`Attend` on CUDA's matrix unit, with the same call and the same promises, for calls of few rows: it keeps the partial results of
+    all of them at once."""
+
+    def __init__(self, backend: Backend, heads: int, channels: int, rope: int, window: int, sink: mx.array, head_eps: float | None):
+        """Arguments as of `Attend`. Raises Declined."""
+        self.backend, self.heads, self.channels, self.window, self.sink = backend, heads, channels, window, sink
+        if channels % 64 or channels > 512:
+            raise Declined(f"heads of {channels} channels are not a multiple of 64 up to 512")
+        self.constants = {"H": heads, "C": channels, "RD": rope, "W": window, "CH": _TENSOR_PIECE}
+        self.head_constants = {"HEADNORM": int(head_eps is not None), "EPS": float_bits(head_eps or 0.0), "SCALE": float_bits(channels**-0.5)}
+
+    def __call__(
+        self, q: mx.array, table: tuple[mx.array, mx.array], ring: mx.array, slots: mx.array, present: mx.array, pool: mx.array | None,
+        index: mx.array | None, picked: mx.array | None, dims: mx.array | None = None,
+    ) -> mx.array:  # fmt: skip
+        n, entries = q.shape[0], 0 if index is None else index.shape[1]
+        pieces = -(-(self.window + entries) // _TENSOR_PIECE)
+        dims = number(entries) if dims is None else dims
+        constants = {**self.constants, "POOL": int(pool is not None)}
+        inputs = [q, ring, ring if pool is None else pool, slots, present, *((slots, present) if pool is None else (index, picked)), dims, *table]
+        outputs = [((n, self.heads, pieces, self.channels), mx.float32), ((n, self.heads, pieces, 2), mx.float32)]
+        grid = pieces, -(-self.heads // 16), n
+        partial, weights = self.backend.run(TENSOR_ATTEND, inputs, {**constants, **self.head_constants}, grid, self.channels // 2, outputs)
+        return self.backend.run(
+            TENSOR_MERGE, [partial, weights, self.sink, dims, *table], {**constants, "NM": _MERGERS, "MOST": _ON_THE_WAY},
+            (self.heads * -(-self.channels // 128), n, 1), 32 * _MERGERS, [((n, self.heads, self.channels), mx.bfloat16)],
+        )[0]  # fmt: skip

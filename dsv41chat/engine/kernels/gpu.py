@@ -8,28 +8,19 @@ by expert, and decoded to bfloat16 for the matrix unit on CUDA; all else is one 
 from __future__ import annotations
 
 import hashlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from dsv41chat.engine import kernels
 from dsv41chat.engine.errors import RouteUnavailable
-from dsv41chat.engine.kernels import (
-    text_attend,
-    text_exl3,
-    text_exl3_experts,
-    text_exl3_tensor,
-    text_finish,
-    text_hyper,
-    text_matrix,
-    text_select,
-    text_step,
-    text_tensor,
-)
-from dsv41chat.engine.kernels.attend import Attend
+from dsv41chat.engine.kernels.attend import Attend, TensorAttend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.dialect import Kernel, kernel_name
 from dsv41chat.engine.kernels.exl3 import exl3_product
@@ -74,9 +65,8 @@ TOLERANCE = {
     "scores": 1e-5, "select": 0.0, "router": 1e-5, "experts": 8e-3, "begin": 4e-3, "settle": 4e-3, "tap": 4e-3, "logits": 6e-3, "engram": 8e-3,
     "pool": 4e-3, "visible": 0.0, "candidates": 0.0, "among": 0.0,
 }  # fmt: skip
-_TEXTS = (
-    text_attend, text_exl3, text_exl3_experts, text_exl3_tensor, text_finish, text_hyper, text_matrix, text_select, text_step, text_tensor,
-)  # fmt: skip
+# Every module of texts.
+_TEXTS = [import_module(f"{kernels.__name__}.{m.name}") for m in pkgutil.iter_modules(kernels.__path__) if m.name.startswith("text_")]
 _FINISH_LIMIT = 5e-3
 # Of calls that are compared with stock: of decode, of a window, of a prompt.
 _CHECK_ROWS = {"metal": (1, 5), "cuda": (1, 5, 40)}
@@ -172,7 +162,7 @@ def _bfloat16(site: Site) -> None:
 
 def _few(few: Callable, many: Callable) -> Callable:
     """few for a decode call, many for a wider one."""
-    return lambda x, *rest: few(x, *rest) if x.shape[0] <= MOST_ROWS else many(x, *rest)
+    return lambda x, *rest, **more: (few if x.shape[0] <= MOST_ROWS else many)(x, *rest, **more)
 
 
 def _matrix(backend: Backend, site: Site) -> Callable:
@@ -261,7 +251,14 @@ def _project(backend: Backend, site: Site) -> Callable:
 def _gathered(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     c, w = site.trunk.config, site.owner.weights
-    kernel = Attend(backend, w.heads, w.head_dim, c.qk_rope_head_dim, c.sliding_window, w.sink, w.eps if w.head_norm else None)
+    form = backend, w.heads, w.head_dim, c.qk_rope_head_dim, c.sliding_window, w.sink, w.eps if w.head_norm else None
+    few = many = Attend(*form)
+    if backend.dialect == "cuda":
+        try:
+            few = TensorAttend(*form)
+        except Declined:
+            pass
+    kernel = _few(few, many)
     return lambda *args: kernel(*args, dims=_used(args[6]))
 
 

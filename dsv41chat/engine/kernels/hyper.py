@@ -39,7 +39,7 @@ class Mixes:
         )
         outputs = [((n, 4), f32), ((n, 4), f32), ((n, 4, 4), f32), ((8,), mx.bfloat16)]
         inputs = [parts, self.mix.scale, self.mix.base, h, h, unused]
-        pre, post, comb, _ = self.backend.run(HYPER_FINISH, inputs, self.finish_constants, (n, 1, 1), self.threads, outputs)
+        pre, post, comb, _ = self.backend.run(HYPER_FINISH, inputs, self.finish_constants, (n, 1, 1), self.threads + 32, outputs)
         return pre, post, comb
 
 
@@ -70,5 +70,5 @@ class Enter(Mixes):
         h = spread if expand else h
         outputs = [((n, 4), f32), ((n, 4), f32), ((n, 4, 4), f32), ((n, self.width), bf16)]
         inputs = [parts, self.mix.scale, self.mix.base, collapsed, h, self.norm]
-        pre, post, comb, x = self.backend.run(HYPER_FINISH, inputs, self.finish_constants, (n, 1, 1), self.threads, outputs)
+        pre, post, comb, x = self.backend.run(HYPER_FINISH, inputs, self.finish_constants, (n, 1, 1), self.threads + 32, outputs)
         return h, x, pre, post, comb

@@ -20,20 +20,30 @@ FINISH_ROWS = Kernel(
   constexpr int VEC = C % 256 == 0 ? 8 : C % 128 == 0 ? 4 : 2, NC = (C + 32 * VEC - 1) / (32 * VEC), EACH = NC * VEC;
   const u64 row = gx;
   const u32 at = gx / HEADS;
-  float a[EACH];
+  // The weights come early where registers hold them beside the row.
+  constexpr bool EARLY = NORM == 1 && EACH <= 64;
+  float a[EACH], n[EARLY ? EACH : VEC];
   UNROLL for (int c = 0; c < NC; c++) {
     const u32 ch = c * 32 * VEC + lane * VEC;
     UNROLL for (int i = 0; i < VEC; i++) a[c * VEC + i] = 0.0f;
     if (ch < C) loadn<VEC, 0>((DEV const u32*)x, row * C + ch, a + c * VEC);
+  }
+  if (EARLY) UNROLL for (int c = 0; c < NC; c++) {
+    const u32 ch = c * 32 * VEC + lane * VEC;
+    loadn<VEC, 1>((DEV const u32*)nw, ch < C ? ch : 0, n + (EARLY ? c * VEC : 0));
   }
   if (NORM) {
     float s = 0.0f;
     UNROLL for (int i = 0; i < EACH; i++) s = FMA(a[i], a[i], s);
     s = wsum(s);
     const float r = 1.0f / SQRTF(s / (float)C + asf((u32)EPS));
-    UNROLL for (int i = 0; i < EACH; i++) {
-      const u32 ch = (i / VEC) * 32 * VEC + lane * VEC + i % VEC;
-      a[i] = rbf(NORM == 1 && ch < C ? a[i] * r * nw[ch] : a[i] * r);
+    UNROLL for (int c = 0; c < NC; c++) {
+      const u32 ch = c * 32 * VEC + lane * VEC;
+      if (NORM == 1 && !EARLY) loadn<VEC, 1>((DEV const u32*)nw, ch < C ? ch : 0, n);
+      UNROLL for (int i = 0; i < VEC; i++) {
+        const float y = a[c * VEC + i] * r;
+        a[c * VEC + i] = rbf(NORM == 1 ? y * n[(EARLY ? c * VEC : 0) + i] : y);
+      }
     }
   }
   if (RD) {
@@ -75,11 +85,18 @@ FINISH_ROWS = Kernel(
   UNROLL for (int c = 0; c < NC; c++) {
     const u32 ch = c * 32 * VEC + lane * VEC;
     if (ch < C) {
-      UNROLL for (int i = 0; i < VEC; i += 2) ((DEV u32*)out)[(row * C + ch + i) / 2] = pack2(a[c * VEC + i], a[c * VEC + i + 1]);
+      u32 w[VEC / 2];
+      UNROLL for (int i = 0; i < VEC; i += 2) w[i / 2] = pack2(a[c * VEC + i], a[c * VEC + i + 1]);
+      put<VEC / 2>((DEV u32*)out + (row * C + ch) / 2, w);
     }
   }
 """,
     r"""
+template <int N> FN void put(DEV u32* p, THREAD const u32* w) {
+  if (N == 4) { uint4 t; t.x = w[0]; t.y = w[1 % N]; t.z = w[2 % N]; t.w = w[3 % N]; *(DEV uint4*)p = t; }
+  else if (N == 2) { uint2 t; t.x = w[0]; t.y = w[1 % N]; *(DEV uint2*)p = t; }
+  else p[0] = w[0];
+}
 // nearest, ties to even; below 2^-6 the step is 2^-9, which the fp32 sum rounds to
 FN float round_e4m3(float y) {
   const float m = MN(FABS(y), 448.0f);

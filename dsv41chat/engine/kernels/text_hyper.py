@@ -9,7 +9,7 @@ from __future__ import annotations
 from dsv41chat.engine.kernels.dialect import Kernel
 
 # h [M, 4, D], y [M, D], pre, post, comb, fn fp32 [24, 4 * D] -> hn [M, 4, D], xc [M, D] collapsed (STAGGER), part fp32 [M, G, 32]: over a
-# slice of DS channels, 24 products with fn, 24: the streams' sum of squares, 25: that of the collapsed row. EXPAND 0: hn is not written
+# slice of DS (32 or 64) channels, 24 products with fn, 24: the streams' sum of squares, 25: that of the collapsed row. EXPAND 0: hn is not written
 # (the streams are h). Groups (G = D / DS, M) of 256 threads.
 HYPER_SPREAD = Kernel(
     "hyper_spread",
@@ -17,11 +17,17 @@ HYPER_SPREAD = Kernel(
     ("hn", "xc", "part"),
     r"""
   constexpr int G = D / DS;
-  SHM float v[4][DS]; SHM float col[DS]; SHM float sums[32];
+  SHM float v[4][DS]; SHM float col[DS];
   DEV const u16* H = (DEV const u16*)h + (u64)gy * 4 * D;
   DEV const u16* Y = (DEV const u16*)y + (u64)gy * D;
   DEV u16* HN = (DEV u16*)hn + (u64)gy * 4 * D;
   const u32 d0 = gx * DS;
+  // On the way while the streams are spread.
+  float2 f[3][4];
+  UNROLL for (int q = 0; q < 3; q++) UNROLL for (int k = 0; k < 4; k++) {
+    f[q][k].x = f[q][k].y = 0.0f;
+    if (lane * 2 < DS) f[q][k] = *(DEV const float2*)(fn + ((u64)(sg + 8 * q) * 4 + k) * D + d0 + lane * 2);
+  }
   for (u32 d = tid; d < DS; d += 256) {
     float old[4], c = 0.0f;
     const float yv = EXPAND ? bf2f(Y[d0 + d]) : 0.0f;
@@ -42,28 +48,25 @@ HYPER_SPREAD = Kernel(
   }
   BARRIER();
   float s[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  UNROLL for (int q = 0; q < 4; q++) {
-    const u32 r = sg + 8 * q;
-    if (r < 24) {
-      UNROLL for (int k = 0; k < 4; k++) for (u32 d = lane * 2; d < DS; d += 64) {
-        const float2 f = *(DEV const float2*)(fn + ((u64)r * 4 + k) * D + d0 + d);
-        s[q] = FMA(f.x, v[k][d], s[q]); s[q] = FMA(f.y, v[k][d + 1], s[q]);
-      }
-    } else if (r == 24) {
-      UNROLL for (int k = 0; k < 4; k++) for (u32 d = lane; d < DS; d += 32) s[q] = FMA(v[k][d], v[k][d], s[q]);
-    } else if (STAGGER && r == 25) {
-      for (u32 d = lane; d < DS; d += 32) s[q] = FMA(col[d], col[d], s[q]);
-    }
+  UNROLL for (int k = 0; k < 4; k++) if (lane * 2 < DS) {
+    const float x = v[k][lane * 2], y = v[k][lane * 2 + 1];
+    UNROLL for (int q = 0; q < 3; q++) { s[q] = FMA(f[q][k].x, x, s[q]); s[q] = FMA(f[q][k].y, y, s[q]); }
   }
-  UNROLL for (int q = 0; q < 4; q++) { s[q] = wsum(s[q]); if (lane == 0) sums[sg + 8 * q] = s[q]; }
-  BARRIER();
-  if (tid < 32) part[((u64)gy * G + gx) * 32 + tid] = sums[tid];
+  if (sg == 0) {
+    UNROLL for (int k = 0; k < 4; k++) for (u32 d = lane; d < DS; d += 32) s[3] = FMA(v[k][d], v[k][d], s[3]);
+  } else if (STAGGER && sg == 1) {
+    for (u32 d = lane; d < DS; d += 32) s[3] = FMA(col[d], col[d], s[3]);
+  }
+  UNROLL for (int q = 0; q < 4; q++) {
+    s[q] = wsum(s[q]);
+    if (lane == 0) part[((u64)gy * G + gx) * 32 + sg + 8 * q] = s[q];
+  }
 """,
 )
 
 # part -> pre, post, comb after Sinkhorn (ITERS column passes); x [M, D] = rms(collapsed row) * nw, from xc (STAGGER) or from the streams
-# hn and the new pre; not at all when ROW is 0. scale fp32 [3 or more], base fp32 [24], nw fp32 [D]. One group of NTH (a multiple of 32,
-# at least 256) threads per row.
+# hn and the new pre; not at all when ROW is 0. scale fp32 [3 or more], base fp32 [24], nw fp32 [D]. One group per row: NTH threads (a
+# multiple of 32, 256 to 960) for the sums and the row, and 32 for the coefficients, which take about as long.
 HYPER_FINISH = Kernel(
     "hyper_finish",
     ("part", "scale", "base", "xc", "hn", "nw"),
@@ -71,9 +74,14 @@ HYPER_FINISH = Kernel(
     r"""
   constexpr int G = D / DS, L = (G + 7) / 8;
   SHM float seg[8][32]; SHM float tot[32]; SHM float mine[4]; SHM float squares[32];
+  // The SIMD group behind those of the row makes the coefficients.
+  const bool mixer = sg == NTH / 32;
+  const u32 m = lane < 24 ? lane : 0;
+  float sc = 0.0f, ba = 0.0f;
+  if (mixer) { sc = scale[m < 4 ? 0 : m < 8 ? 1 : 2]; ba = base[m]; }
   if (sg < 8) {
     float s = 0.0f;
-    for (int i = 0; i < L; i++) { const int g = (int)sg * L + i; if (g < G) s += part[((u64)gx * G + g) * 32 + lane]; }
+    UNROLL for (int i = 0; i < L; i++) { const int g = (int)sg * L + i; if (g < G) s += part[((u64)gx * G + g) * 32 + lane]; }
     seg[sg][lane] = s;
   }
   BARRIER();
@@ -84,68 +92,87 @@ HYPER_FINISH = Kernel(
   }
   BARRIER();
   const float hce = asf((u32)HCEPS), eps = asf((u32)EPS);
-  if (sg == 0) {
+  float mix = 0.0f;
+  if (mixer) {
     const float rs = 1.0f / SQRTF(tot[24] / (float)(4 * D) + eps);
-    const u32 i = lane < 24 ? lane : 0;
-    const float mix = FMA(tot[i] * rs, scale[i < 4 ? 0 : i < 8 ? 1 : 2], base[i]);
+    mix = FMA(tot[m] * rs, sc, ba);
     if (lane < 4) { const float p = sigm(mix) + hce; mine[lane] = p; pre[gx * 4 + lane] = p; }
     else if (lane < 8) post[gx * 4 + lane - 4] = 2.0f * sigm(mix);
-    float c = SHIDX(mix, 8 + (lane & 15u));
-    float top = MX(c, SHXOR(c, 1));
-    top = MX(top, SHXOR(top, 2));
-    c = EXPF(c - top);
-    float s = c + SHXOR(c, 1);
-    s += SHXOR(s, 2);
-    c = c / s + hce;
-    s = c + SHXOR(c, 4);
-    s += SHXOR(s, 8);
-    c = c / (s + hce);
-    for (int it = 1; it < ITERS; it++) {
-      s = c + SHXOR(c, 1); s += SHXOR(s, 2); c = c / (s + hce);
-      s = c + SHXOR(c, 4); s += SHXOR(s, 8); c = c / (s + hce);
-    }
-    if (lane < 16) comb[gx * 16 + lane] = c;
   }
-  if (!ROW) return;
-  DEV const u32* XC = (DEV const u32*)xc; DEV const u32* HN = (DEV const u32*)hn;
-  float sq = 0.0f;
-  if (!STAGGER) {
-    BARRIER();
-    for (u32 d = tid * 8; d < D; d += NTH * 8) {
-      float c[8], o[8];
-      UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
-      UNROLL for (int k = 0; k < 4; k++) {
-        loadn<8, 0>(HN, ((u64)gx * 4 + k) * D + d, o);
-        UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
+  if (ROW) {
+    DEV const u32* XC = (DEV const u32*)xc; DEV const u32* HN = (DEV const u32*)hn;
+    float sq = 0.0f;
+    if (!STAGGER) {
+      BARRIER();
+      for (u32 d = mixer ? D : tid * 8; d < D; d += NTH * 8) {
+        float c[8], o[8];
+        UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
+        UNROLL for (int k = 0; k < 4; k++) {
+          loadn<8, 0>(HN, ((u64)gx * 4 + k) * D + d, o);
+          UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
+        }
+        UNROLL for (int i = 0; i < 8; i++) { const float z = rbf(c[i]); sq = FMA(z, z, sq); }
       }
-      UNROLL for (int i = 0; i < 8; i++) { const float z = rbf(c[i]); sq = FMA(z, z, sq); }
-    }
-    sq = wsum(sq);
-    if (lane == 0) squares[sg] = sq;
-    BARRIER();
-    sq = 0.0f;
-    for (int i = 0; i < NTH / 32; i++) sq += squares[i];
-  } else {
-    sq = tot[25];
-  }
-  const float r = 1.0f / SQRTF(sq / (float)D + eps);
-  for (u32 d = tid * 8; d < D; d += NTH * 8) {
-    float c[8], n[8], o[8];
-    if (STAGGER) {
-      loadn<8, 0>(XC, (u64)gx * D + d, c);
+      sq = wsum(sq);
+      if (lane == 0) squares[sg] = sq;
+      BARRIER();
+      sq = 0.0f;
+      for (int i = 0; i < NTH / 32; i++) sq += squares[i];
     } else {
-      UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
-      UNROLL for (int k = 0; k < 4; k++) {
-        loadn<8, 0>(HN, ((u64)gx * 4 + k) * D + d, o);
-        UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
-      }
-      UNROLL for (int i = 0; i < 8; i++) c[i] = rbf(c[i]);
+      sq = tot[25];
     }
-    loadn<8, 1>((DEV const u32*)nw, d, n);
-    uint4 w;
-    w.x = pack2(c[0] * r * n[0], c[1] * r * n[1]); w.y = pack2(c[2] * r * n[2], c[3] * r * n[3]);
-    w.z = pack2(c[4] * r * n[4], c[5] * r * n[5]); w.w = pack2(c[6] * r * n[6], c[7] * r * n[7]);
-    *(DEV uint4*)((DEV u16*)x + (u64)gx * D + d) = w;
+    const float r = 1.0f / SQRTF(sq / (float)D + eps);
+    for (u32 d = mixer ? D : tid * 8; d < D; d += NTH * 8) {
+      float c[8], n[8], o[8];
+      if (STAGGER) {
+        loadn<8, 0>(XC, (u64)gx * D + d, c);
+      } else {
+        UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
+        UNROLL for (int k = 0; k < 4; k++) {
+          loadn<8, 0>(HN, ((u64)gx * 4 + k) * D + d, o);
+          UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
+        }
+        UNROLL for (int i = 0; i < 8; i++) c[i] = rbf(c[i]);
+      }
+      loadn<8, 1>((DEV const u32*)nw, d, n);
+      uint4 w;
+      w.x = pack2(c[0] * r * n[0], c[1] * r * n[1]); w.y = pack2(c[2] * r * n[2], c[3] * r * n[3]);
+      w.z = pack2(c[4] * r * n[4], c[5] * r * n[5]); w.w = pack2(c[6] * r * n[6], c[7] * r * n[7]);
+      *(DEV uint4*)((DEV u16*)x + (u64)gx * D + d) = w;
+    }
   }
+  if (!mixer) return;
+  float c = SHIDX(mix, 8 + (lane & 15u));
+  float top = MX(c, SHXOR(c, 1));
+  top = MX(top, SHXOR(top, 2));
+  c = EXPF(c - top);
+  float sum = c + SHXOR(c, 1);
+  sum += SHXOR(sum, 2);
+  c = c / sum + hce;
+  // Every lane has the whole matrix, so that none waits for another.
+  float a[16];
+  UNROLL for (int i = 0; i < 16; i++) a[i] = SHIDX(c, i);
+  for (int it = 0; it < ITERS; it++) {
+    if (it) UNROLL for (int i = 0; i < 4; i++) {
+      const float r = inverse((a[i * 4] + a[i * 4 + 1]) + (a[i * 4 + 2] + a[i * 4 + 3]) + hce);
+      UNROLL for (int j = 0; j < 4; j++) a[i * 4 + j] = MUL(a[i * 4 + j], r);
+    }
+    UNROLL for (int j = 0; j < 4; j++) {
+      const float r = inverse((a[j] + a[4 + j]) + (a[8 + j] + a[12 + j]) + hce);
+      UNROLL for (int i = 0; i < 4; i++) a[i * 4 + j] = MUL(a[i * 4 + j], r);
+    }
+  }
+  if (lane < 16) {
+    c = a[0];
+    UNROLL for (int i = 1; i < 16; i++) if (lane == (u32)i) c = a[i];
+    comb[gx * 16 + lane] = c;
+  }
+""",
+    r"""
+#ifdef __CUDACC__
+FN float inverse(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+#else
+FN float inverse(float x) { return 1.0f / x; }
+#endif
 """,
 )

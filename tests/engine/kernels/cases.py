@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.kernels import finish, tensor
-from dsv41chat.engine.kernels.attend import Attend
+from dsv41chat.engine.kernels.attend import Attend, TensorAttend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
@@ -213,8 +213,8 @@ def mixes() -> Case:
     return Case("mixes", lambda b: Mixes(b, mix), lambda h: mix(h.astype(F32)), (d.rows(ROWS, 4, D),), (1e-5,) * 3, close=frozenset({0, 1, 2}))
 
 
-def attention(heads: int, channels: int, dims: int, window: int, entries: int, head_eps: float | None) -> Case:
-    """Lists with absent slots in front and at the end; row 3 sees its own window row alone."""
+def attention(heads: int, channels: int, dims: int, window: int, entries: int, head_eps: float | None, unit: bool = False) -> Case:
+    """Lists with absent slots in front and at the end; row 3 sees its own window row alone. unit: on the matrix unit."""
     d = Draw(9)
     q, ring, pool = d.rows(ROWS, heads, channels), d.normal(2 * window, channels).astype(BF16), d.normal(90, channels).astype(BF16)
     slots, live = d.whole(0, 2 * window, ROWS, window), d.rng.integers(0, window, (ROWS, 1))
@@ -233,10 +233,10 @@ def attention(heads: int, channels: int, dims: int, window: int, entries: int, h
             keys, keep = mx.concatenate([keys, pool[index]], axis=1), mx.concatenate([keep, picked], axis=1)
         return rope.rotate(attend.attend_rows(rope.rotate(x, table), keys, keep, sink, channels**-0.5), table, inverse=True)
 
-    build = lambda b: Attend(b, heads, channels, dims, window, sink, head_eps)
+    build = lambda b: (TensorAttend if unit else Attend)(b, heads, channels, dims, window, sink, head_eps)
     inputs = q, table, ring, slots, present, *chosen
-    name = f"attend {heads} x {channels}, {window} + {entries}{' normed' if head_eps else ''}"
-    return Case(name, build, stock, inputs, (2.5e-3,), frozenset({2, 5}), frozenset({0}))
+    name = f"{'tensor ' if unit else ''}attend {heads} x {channels}, {window} + {entries}{' normed' if head_eps else ''}"
+    return Case(name, build, stock, inputs, (2.5e-3,), frozenset({2, 5}), frozenset({0}), "cuda" if unit else None)
 
 
 def scores(heads: int, channels: int) -> Case:
@@ -375,6 +375,10 @@ def cases() -> tuple[Case, ...]:
         attention(4, 512, 64, 32, 20, None),
         attention(4, 128, 64, 32, 30, 1e-6),
         attention(8, 64, 32, 64, 0, None),
+        attention(8, 64, 32, 64, 128, None, True),
+        attention(32, 512, 64, 32, 20, None, True),
+        attention(24, 256, 64, 48, 30, 1e-6, True),
+        attention(16, 128, 64, 40, 0, None, True),
         scores(32, 128),
         scores(64, 128),
         scores(4, 32),

@@ -159,6 +159,10 @@ inline uint atomicAdd(uint* p, uint v) { const uint old = *p; *p += v; return ol
 inline void __syncthreads() { shim::barrier(); }
 template <class T> inline T __shfl_xor_sync(uint, T v, uint m) { return shim::shuffle(v, (shim::now & 31) ^ m); }
 template <class T> inline T __shfl_sync(uint, T v, uint i) { return shim::shuffle(v, i); }
+inline int __any_sync(uint mask, int v) {
+  for (uint m = 16; m; m >>= 1) v |= __shfl_xor_sync(mask, v, m);
+  return v;
+}
 inline float __fmaf_rn(float a, float b, float c) { return ::fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __uint_as_float(uint v) { float f; memcpy(&f, &v, 4); return f; }

@@ -22,7 +22,7 @@ def compiled(backend: Paper, architecture: str) -> None:
     for program in backend.programs:
         kernel, inputs, outputs, constants = program
         found = compile_kernel(kernel, [dtype for dtype, _ in inputs], outputs, dict(constants), architecture)
-        assert not found.spills and found.registers <= 255 and found.shared <= 32 << 10, (kernel.base, constants, found)
+        assert not found.spills and found.registers <= 255 and found.shared <= 48 << 10, (kernel.base, constants, found)
         # Registers are given out by eights; a group that wants more than a processor has does not start.
         assert -(-found.registers // 8) * 8 * backend.threads[program] <= 1 << 16, (kernel.base, constants, found, backend.threads[program])
 
@@ -37,7 +37,7 @@ def test_the_cases(architecture):
     assert bases >= {
         "matvec", "tensor_matvec", "tensor_tiles", "experts_up", "experts_down", "exl3_matvec", "exl3_tensor", "exl3_tensor_up",
         "exl3_tensor_down", "hyper_spread", "hyper_finish",
-        "attend_split", "attend_merge", "index_scores", "top_k", "route", "finish_rows", "decode_matrix",
+        "attend_split", "attend_merge", "tensor_attend", "tensor_merge", "index_scores", "top_k", "route", "finish_rows", "decode_matrix",
         "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks", "scaled",
         "hadamard",
     }  # fmt: skip
