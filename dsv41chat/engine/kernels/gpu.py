@@ -17,11 +17,12 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.errors import RouteUnavailable
-from dsv41chat.engine.kernels import text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_step, text_tensor
+from dsv41chat.engine.kernels import text_attend, text_exl3, text_experts, text_finish, text_hyper, text_matrix, text_select, text_step, text_tensor
 from dsv41chat.engine.kernels.attend import Attend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.dialect import Kernel, kernel_name
 from dsv41chat.engine.kernels.exl3 import exl3_product
+from dsv41chat.engine.kernels.experts import TensorExperts
 from dsv41chat.engine.kernels.finish import FP4_SCALED, FP4_UE8M0, FP8_UE8M0, NO_ROUNDING, V4_FP4, Finish, Rounding, v4_fp8
 from dsv41chat.engine.kernels.glue import (
     BlockTop,
@@ -62,7 +63,7 @@ TOLERANCE = {
     "scores": 1e-5, "select": 0.0, "router": 1e-5, "experts": 8e-3, "begin": 4e-3, "settle": 4e-3, "tap": 4e-3, "logits": 4e-3, "engram": 8e-3,
     "pool": 4e-3, "visible": 0.0, "candidates": 0.0, "among": 0.0,
 }  # fmt: skip
-_TEXTS = (text_attend, text_exl3, text_finish, text_hyper, text_matrix, text_select, text_step, text_tensor)
+_TEXTS = (text_attend, text_exl3, text_experts, text_finish, text_hyper, text_matrix, text_select, text_step, text_tensor)
 _FINISH_LIMIT = 5e-3
 # Of calls that are compared with stock: of decode, of a window, of a prompt.
 _CHECK_ROWS = {"metal": (1, 5), "cuda": (1, 5, 40)}
@@ -343,7 +344,8 @@ def _experts(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     m = site.owner
     part = lambda *names: tuple(bare(getattr(m, name)) for name in names)
-    kernel = Experts(backend, part("w1", "w3"), bare(m.w2), part("shared1", "shared3"), bare(m.shared2), m.limit)
+    given = backend, part("w1", "w3"), bare(m.w2), part("shared1", "shared3"), bare(m.shared2), m.limit
+    kernel = Experts(*given)
     try:
         many = SortedExperts(m, part("w1", "w3", "w2"))
     except Declined:
@@ -355,6 +357,10 @@ def _experts(backend: Backend, site: Site) -> Callable:
             many = TileExperts(backend, *part("w1", "w3", "w2"), shared, m.limit)
         except Declined:
             pass  # such experts take the other way, which is right and slower
+        try:
+            kernel = TensorExperts(*given)
+        except Declined:
+            pass  # likewise
     return _few(kernel, many)
 
 
