@@ -50,7 +50,7 @@ FAULTS = {
     "an offset of the codes": ("tensor matvec 4", tensor, "TENSOR_MATVEC", "FMA(-128.0f, q, four(zb, j))", "FMA(-127.0f, q, four(zb, j))"),
     "the bias of another row": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "lane & 8u ? last : first", "first"),
     "a stage that is read too early": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "here == ST - 1 ? 0 : here + 1", "here"),
-    "a row that takes another's slot": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "(m * S + j) * I", "(m * S + (u32)slot) * I"),
+    "a row that takes another's slot": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "(m * S + j) * I", "(m * S + (j ^ 1)) * I"),
     "an expert of one row alone": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "(u8)(slot + 1)", "(u8)(g == owner ? slot + 1 : 0)"),
     "the stream of the expert before": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "filled += NSG; begin();", "filled += NSG;"),
     "a row of another tile": ("tensor experts affine 4", tensor, "TENSOR_TILES", "tok[first + mine]", "tok[mine]"),
