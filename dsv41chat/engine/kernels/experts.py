@@ -35,12 +35,14 @@ class TensorExperts:
         if any((m.form.mode, m.form.bits, m.form.group, m.form.scales) != (0, 4, 64, 0) for m in every):
             raise Declined("the matrix unit takes experts that are 4-bit affine in groups of 64")
         self.width, self.inner, self.outputs = gate.inputs, gate.outputs, self.down.outputs
-        if self.width % 256 or self.inner % 256 or self.outputs % 16:
-            raise Declined(f"experts of {self.width} x {self.inner} x {self.outputs} are not multiples of 256, 256 and 16")
+        if self.width % 256 or self.inner % 256 or self.inner < 512:
+            raise Declined(f"experts of {self.width} x {self.inner} are no multiples of 256, or fewer than 512")
         if len({(m.inputs, m.outputs) for m in every[:4]} | {(m.outputs, m.inputs) for m in every[4:]}) > 1:
             raise Declined("the shared expert has another shape than the routed ones")
         self.up_arrays = [m for part in every[:4] for m in part.arrays]
-        self.up_constants = {"K": self.width, "I": self.inner, "LIMIT": float_bits(max(limit, 0.0)), "NSG": 4, "ST": 5}
+        self.up_constants = {"K": self.width, "I": self.inner, "LIMIT": float_bits(max(limit, 0.0)), "NSG": 4}
+        blocks = next(n for n in (4, 3, 2, 1) if self.width // 256 % n == 0)
+        self.up_constants |= {"SB": blocks, "ST": blocks + 1}
         self.down_constants = {"I": self.inner, "N": self.outputs}
 
     def __call__(self, x: mx.array, ids: mx.array, weight: mx.array) -> mx.array:
@@ -50,16 +52,16 @@ class TensorExperts:
         grid = self.inner // (8 * constants["NSG"]), n * picks + 1, 1
         inputs, outputs = [x, ids, weight, *self.up_arrays, rows], [((n, slots, self.inner), mx.bfloat16)]
         (act,) = self.backend.run(TENSOR_EXPERTS_UP, inputs, constants, grid, 32 * constants["NSG"], outputs)
-        constants = {**self.down_constants, "S": slots, **rings(n, slots)}
+        constants = {**self.down_constants, "S": slots, **rings(n, slots, self.inner)}
         inputs, outputs = [act, ids, *self.down.arrays, *self.shared_down.arrays, rows], [((n, self.outputs), mx.bfloat16)]
         (y,) = self.backend.run(TENSOR_EXPERTS_DOWN, inputs, constants, (self.outputs // 16, 1, 1), 32 * constants["NSG"], outputs)
         return y
 
 
-def rings(rows: int, slots: int) -> dict[str, int]:
-    """SIMD groups of the down product, a ring each, and the stages of one, by what shared memory holds next to the slots' sums. They are
-    in no row's sums."""
+def rings(rows: int, slots: int, inner: int) -> dict[str, int]:
+    """SIMD groups of the down product, a ring each, and the stages of one, by what shared memory holds next to the slots' sums and the
+    list of experts. They are in no row's sums."""
     most = 1 if rows == 1 else MOST_ROWS
-    left = (_SHARED - most * (64 * slots + 10 * (slots - 1)) - 64) // STAGE_BYTES
-    simds = min(slots, left // 3)
-    return {"R": most, "NSG": simds, "ST": min(left // simds, 4)}
+    left = (_SHARED - most * (64 * slots + 14 * (slots - 1)) - 64) // STAGE_BYTES
+    simds = min(slots - (most > 1), left // 3)
+    return {"R": most, "NSG": simds, "ST": min(left // simds, 4, inner // 256)}

@@ -172,7 +172,7 @@ def packed_pair() -> Case:
 
 def experts(routed: tuple[str, int, int], shared: tuple[str, int, int], limit: float, unit: bool = False) -> Case:
     """Gate and up are large enough for the clamps to act. unit: on the matrix unit; the rows share some of their experts."""
-    d, E, D, I, picks = (Draw(25), 12, 1536, 512, 3) if unit else (Draw(7), 6, 256, 96, 3)
+    d, E, D, I, picks = (Draw(25), 5, 1536, 512, 2) if unit else (Draw(7), 6, 256, 96, 3)
     up = [nn.QuantizedExpertLinear(replace_scale(d.packed((E, I, D), *routed), 4.0), BF16) for _ in range(2)]
     down = nn.QuantizedExpertLinear(d.packed((E, D, I), routed[0], routed[1], 64 if unit else 32), BF16)
     su = [nn.QuantizedLinear(d.packed((I, D), *shared)) for _ in range(2)]

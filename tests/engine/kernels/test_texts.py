@@ -87,7 +87,7 @@ def test_equal_picks_of_a_row():
     """A hashed router's table may name an expert twice in a row: each pick has its own weight."""
     case = next(c for c in cases() if c.name == "experts on the unit")
     x, ids, weight = case.inputs
-    same = mx.array([[4, 4, 7], [4, 7, 7], [1, 4, 4], [4, 4, 4], [0, 1, 2], [2, 2, 4], [7, 8, 9], [7, 7, 9]], dtype=mx.int32)
+    same = mx.array([[4, 4], [1, 4], [2, 2], [4, 4], [0, 2], [2, 2], [1, 3], [4, 0]], dtype=mx.int32)
     twin = replace(case, inputs=(x, same, weight))
     got = twin.run(Shim("cuda"))
     assert twin.distances(got)[0] <= case.limits[0] and all(bits(twin.run(Shim("cuda"), n), n) == bits(got, n) for n in (1, 4))
