@@ -25,6 +25,7 @@ from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.dialect import Kernel, kernel_name
 from dsv41chat.engine.kernels.exl3 import exl3_product
 from dsv41chat.engine.kernels.exl3_experts import Exl3Experts
+from dsv41chat.engine.kernels.experts import TensorExperts
 from dsv41chat.engine.kernels.finish import FP4_SCALED, FP4_UE8M0, FP8_UE8M0, NO_ROUNDING, V4_FP4, Finish, Rounding, v4_fp8
 from dsv41chat.engine.kernels.glue import (
     BlockTop,
@@ -354,8 +355,8 @@ def _experts(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     m = site.owner
     part = lambda *names: tuple(bare(getattr(m, name)) for name in names)
-    make = Exl3Experts if isinstance(bare(m.w1), Exl3ExpertLinear) else Experts
-    kernel = make(backend, part("w1", "w3"), bare(m.w2), part("shared1", "shared3"), bare(m.shared2), m.limit)
+    given = backend, part("w1", "w3"), bare(m.w2), part("shared1", "shared3"), bare(m.shared2), m.limit
+    kernel = (Exl3Experts if isinstance(bare(m.w1), Exl3ExpertLinear) else Experts)(*given)
     try:
         many = SortedExperts(m, part("w1", "w3", "w2"))
     except Declined:
@@ -367,6 +368,10 @@ def _experts(backend: Backend, site: Site) -> Callable:
             many = TileExperts(backend, *part("w1", "w3", "w2"), shared, m.limit)
         except Declined:
             pass  # such experts take the other way, which is right and slower
+        try:
+            kernel = TensorExperts(*given)
+        except Declined:
+            pass  # likewise
     return _few(kernel, many)
 
 

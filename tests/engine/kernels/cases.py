@@ -13,6 +13,7 @@ import numpy as np
 from dsv41chat.engine.kernels import finish, tensor
 from dsv41chat.engine.kernels.attend import Attend, TensorAttend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
+from dsv41chat.engine.kernels.experts import TensorExperts
 from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import Experts, Matvec, PairMatvec, stored
@@ -168,19 +169,20 @@ def packed_pair() -> Case:
     return Case("matvec packed pair", lambda b: PairMatvec(b, first, second, BF16), stock, (d.rows(ROWS, 256),), (2.5e-3,))
 
 
-def experts(routed: tuple[str, int, int], shared: tuple[str, int, int], limit: float) -> Case:
-    """Gate and up are large enough for the clamps to act."""
-    d, E, D, I, picks = Draw(7), 6, 256, 96, 3
+def experts(routed: tuple[str, int, int], shared: tuple[str, int, int], limit: float, unit: bool = False) -> Case:
+    """Gate and up are large enough for the clamps to act. unit: on the matrix unit; the rows share some of their experts."""
+    d, E, D, I, picks = (Draw(25), 5, 1536, 512, 2) if unit else (Draw(7), 6, 256, 96, 3)
     up = [nn.QuantizedExpertLinear(replace_scale(d.packed((E, I, D), *routed), 4.0), BF16) for _ in range(2)]
-    down = nn.QuantizedExpertLinear(d.packed((E, D, I), routed[0], routed[1], 32), BF16)
+    down = nn.QuantizedExpertLinear(d.packed((E, D, I), routed[0], routed[1], 64 if unit else 32), BF16)
     su = [nn.QuantizedLinear(d.packed((I, D), *shared)) for _ in range(2)]
-    sd = nn.QuantizedLinear(d.packed((D, I), shared[0], shared[1], 32))
+    sd = nn.QuantizedLinear(d.packed((D, I), shared[0], shared[1], 64 if unit else 32))
     as32 = lambda m: nn.ExpertLinear(values(m), F32) if isinstance(m, nn.QuantizedExpertLinear) else nn.Linear(values(m))
     moe = MoEV4(None, None, None, as32(up[0]), as32(down), as32(up[1]), as32(su[0]), as32(sd), as32(su[1]), picks, 1.0, limit, "", F32)
-    build = lambda b: Experts(b, (up[0], up[1]), down, (su[0], su[1]), sd, limit)
+    build = lambda b: (TensorExperts if unit else Experts)(b, (up[0], up[1]), down, (su[0], su[1]), sd, limit)
     inputs = d.rows(ROWS, D), d.chosen(picks, E), d.positive(ROWS, picks)
-    name = f"experts {routed[0]} {routed[1]} shared {shared[0]} {shared[1]}"
-    return Case(name, build, lambda x, ids, w: moe.experts(x.astype(F32), ids, w), inputs, (3e-3,), close=frozenset({0}))
+    name = "experts on the unit" if unit else f"experts {routed[0]} {routed[1]} shared {shared[0]} {shared[1]}"
+    stock = lambda x, ids, w: moe.experts(x.astype(F32), ids, w)
+    return Case(name, build, stock, inputs, (3e-3,), close=frozenset({0}), only="cuda" if unit else None)
 
 
 def replace_scale(p: nn.Packed, factor: float) -> nn.Packed:
@@ -365,6 +367,7 @@ def cases() -> tuple[Case, ...]:
         packed_pair(),
         experts(("affine", 4, 64), ("affine", 4, 64), 2.0),
         experts(("mxfp4", 4, 32), ("mxfp8", 8, 32), 0.0),
+        experts(("affine", 4, 64), ("affine", 4, 64), 2.0, unit=True),
         hyper(True, False),
         hyper(True, True),
         hyper(False, False),

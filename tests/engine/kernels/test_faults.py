@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsv41chat.engine.kernels import attend, choose, dialect, exl3, finish, glue, hyper, matrix, tensor, text_exl3_experts
+from dsv41chat.engine.kernels import attend, choose, dialect, exl3, experts, finish, glue, hyper, matrix, tensor, text_exl3_experts
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.shim import Shim, needs_compiler
 
@@ -75,6 +75,11 @@ FAULTS = {
     "no clamp of up": ("exl3 tensor experts mcg shared mul1", text_exl3_experts, "EXL3_TENSOR_UP", "up = MN(MX(up, -limit), limit);", ""),
     "a lost split of the inputs": ("tensor matvec 1", tensor, "TENSOR_MATVEC", "s < KS; s++) v +=", "s < KS - 1; s++) v +="),
     "an offset of the codes": ("tensor matvec 4", tensor, "TENSOR_MATVEC", "FMA(-128.0f, q, four(zb, j))", "FMA(-127.0f, q, four(zb, j))"),
+    "the bias of another row": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "lane & 8u ? last : first", "first"),
+    "a stage that is read too early": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "here == ST - 1 ? 0 : here + 1", "here"),
+    "a row that takes another's slot": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "(m * S + j) * I", "(m * S + (j ^ 1)) * I"),
+    "an expert of one row alone": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "(u8)(slot + 1)", "(u8)(g == owner ? slot + 1 : 0)"),
+    "the stream of the expert before": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "filled += NSG; begin();", "filled += NSG;"),
     "a row of another tile": ("tensor experts affine 4", tensor, "TENSOR_TILES", "tok[first + mine]", "tok[mine]"),
     "pairs in another order": ("tensor experts mxfp8 8", tensor, "TENSOR_TILES", "pack2(v[i], v[i + 4])", "pack2(v[i + 4], v[i])"),
     "a scale of the group before in a matrix": ("decoded affine 4 g64", tensor, "DECODE_MATRIX", "/ (GS / 32)", "/ (GS / 16)"),

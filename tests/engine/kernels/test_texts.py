@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -80,6 +82,16 @@ def test_a_prompt_of_many_rows_in_wide_and_narrow_tiles():
     product, tok = TileProduct(Shim("cuda"), module), mx.arange(90, dtype=mx.int32)
     wide, narrow = (product(x, tok, tiles_of(ids, 2, 8 * columns), columns) for columns in (8, 4))
     assert distance(wide, want) < 4e-3 and bits([wide], 90) == bits([narrow], 90)
+
+
+def test_equal_picks_of_a_row():
+    """A hashed router's table may name an expert twice in a row: each pick has its own weight."""
+    case = next(c for c in cases() if c.name == "experts on the unit")
+    x, ids, weight = case.inputs
+    same = mx.array([[4, 4], [1, 4], [2, 2], [4, 4], [0, 2], [2, 2], [1, 3], [4, 0]], dtype=mx.int32)
+    twin = replace(case, inputs=(x, same, weight))
+    got = twin.run(Shim("cuda"))
+    assert twin.distances(got)[0] <= case.limits[0] and all(bits(twin.run(Shim("cuda"), n), n) == bits(got, n) for n in (1, 4))
 
 
 @pytest.mark.slow
