@@ -21,7 +21,7 @@ __all__ = ["paper"]
 def compiled(backend: Paper, architecture: str) -> None:
     for kernel, inputs, outputs, constants in backend.programs:
         found = compile_kernel(kernel, [dtype for dtype, _ in inputs], outputs, dict(constants), architecture)
-        assert not found.spills and found.registers <= 255 and found.shared <= 32 << 10, (kernel.base, constants, found)
+        assert not found.spills and found.registers <= 255 and found.shared <= 48 << 10, (kernel.base, constants, found)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
@@ -32,7 +32,7 @@ def test_the_cases(architecture):
     Scatter(backend).into(mx.zeros((8, 64)), mx.zeros((8,), mx.int32), mx.zeros((16, 64)))
     bases = {kernel.base for kernel, *_ in backend.programs}
     assert bases >= {
-        "matvec", "tensor_matvec", "tensor_tiles", "experts_up", "experts_down", "exl3_matvec", "hyper_spread", "hyper_finish",
+        "matvec", "tensor_matvec", "tensor_plain", "tensor_tiles", "experts_up", "experts_down", "exl3_matvec", "hyper_spread", "hyper_finish",
         "attend_split", "attend_merge", "index_scores", "top_k", "route", "finish_rows", "decode_matrix",
         "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks", "scaled",
         "hadamard",
