@@ -263,7 +263,7 @@ def top_k(width: int, k: int, slots: int) -> Case:
 
 def router(kind: str, experts_count: int = 40, picks: int = 6) -> Case:
     """kind: scores, images (rows with another bias), hashed, sigmoid."""
-    d, D = Draw(12), 256
+    d, D = Draw(12), 288  # of no multiple of 256, so that both dialects take the same text for the logits
     gate = nn.Linear(d.normal(experts_count, D, size=0.06).astype(BF16).astype(F32))
     bias, other = d.normal(experts_count, size=0.1), d.normal(experts_count, size=0.1)
     scoring, temperature = ("sigmoid", 1.0) if kind == "sigmoid" else ("sqrtsoftplus", 2.0)
