@@ -17,15 +17,22 @@ from dsv41chat.engine.ops.route import swiglu
 _TILE_BITS = (2, 4, 6, 8)
 
 
-def _tiling(inputs: int, outputs: int) -> dict[str, int]:
-    """Constants of TENSOR_MATVEC. Fixed by the shape, because they order a sum; a group's copies are at most 21 steps of 16 rows."""
-    blocks = inputs // 256
+def _tiling(inputs: int, rows: int, groups: int) -> dict[str, int]:
+    """Constants of TENSOR_MATVEC for `groups` matrices of `rows` outputs. Fixed by the shape, because they order a sum; the copies of a
+    group of threads are at most 21 steps of 16 rows."""
+    blocks, outputs, tiles = inputs // 256, rows * groups, 1
     if outputs <= 2560:
         # Fewer groups than a device holds at once: many SIMD groups each, all of whose weights are on their way together.
-        splits = next(n for n in range(min(blocks, 20), 0, -1) if blocks % n == 0)
-        return {"KS": splits, "RT": 1, "RING": min(blocks // splits, 21 // splits)}
-    tiles = 4 if blocks <= 5 and outputs % 64 == 0 else 1
-    splits = blocks if blocks <= 5 else 5 if blocks % 5 == 0 else 8
+        splits = max(n for n in range(1, 21) if blocks % n == 0)
+    elif blocks <= 5:
+        splits, tiles = blocks, 4 if outputs >= 16384 else 2
+    elif outputs >= 65536:
+        # So many groups that they hide each other's waits: tall ones read x less often.
+        splits, tiles = 5 if blocks % 5 == 0 else 4, 4
+    else:
+        splits = 4
+    while rows % (16 * tiles):
+        tiles //= 2
     return {"KS": splits, "RT": tiles, "RING": min(-(-blocks // splits), 21 // (splits * tiles))}
 
 
@@ -40,7 +47,7 @@ class TensorMatvec:
             raise Declined("the matrix unit takes 4-bit affine matrices in groups of 64, of 256 inputs and 16 outputs or multiples")
         groups = weight.shape[0] if weight.ndim == 3 else 1
         self.outputs = m.outputs * groups
-        self.constants = {"K": m.inputs, "N": self.outputs, **_tiling(m.inputs, m.outputs if groups == 1 else self.outputs), "XS": m.inputs * groups}
+        self.constants = {"K": m.inputs, "N": self.outputs, **_tiling(m.inputs, m.outputs, groups), "XS": m.inputs * groups}
         self.constants |= {"RG": m.outputs if groups > 1 else 0, "OF": int(dtype == mx.float32)}
 
     def __call__(self, x: mx.array) -> mx.array:

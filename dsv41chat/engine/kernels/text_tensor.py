@@ -92,6 +92,7 @@ TENSOR_MATVEC = Kernel(
       UNROLL for (int q = 0; q < 8; q += 2) UNROLL for (int j = 0; j < 2; j++) mma(n[j], one, one, one, one, f[j].p[q], f[j].p[q + 1]);
       if (h == 0) arrived<RING - 1>();
       UNROLL for (int r = 0; r < RT; r++) {
+        if (r) __syncwarp();  // one tile after the other, or the compiler takes too many registers
         const uint2* W = (const uint2*)(here + r * TILE) + g * 16 + t;
         uint2 a[2], b[2];
         float c[2][4];

@@ -21,6 +21,8 @@ __all__ = ["paper"]
 def compiled(backend: Paper, architecture: str) -> None:
     for kernel, inputs, outputs, constants in backend.programs:
         found = compile_kernel(kernel, [dtype for dtype, _ in inputs], outputs, dict(constants), architecture)
+        threads = 32 * dict(constants).get("KS", 1)
+        assert -(-found.registers // 8) * 8 * threads <= 1 << 16, (kernel.base, constants, found)
         assert not found.spills and found.registers <= 255 and found.shared <= 48 << 10, (kernel.base, constants, found)
 
 
