@@ -41,7 +41,7 @@ FN void row16(const u16* p, bool there, frag& f) {
   r.load(p, there); r.turn(f);
 }
 // Two codes as the bf16 numbers 128 + q, exact; the 128 is taken back through the bias.
-FN u32 nib(u32 w, int s) { return ((w >> s) & 0x000F000Fu) | 0x43004300u; }
+FN u32 nib(u32 w, int s, u32 mask = 0x000F000Fu) { return ((w >> s) & mask) | 0x43004300u; }
 """
 
 # x [M, XS] bf16, M = dims[0] <= 8, w [N, K / 8], sc and bi bf16 [N, K / 64] -> out [M, N] bf16 or fp32 (OF). RG as in `text_matrix`.
@@ -57,6 +57,7 @@ TENSOR_MATVEC = Kernel(
   const u32 M = (u32)dims[0], g = lane >> 2, t = lane & 3u;
   const int mine = K / 256 % KS ? (K / 256 - 1 - (int)sg) / KS + 1 : STEPS;
   const u64 row = (u64)gx * (16 * RT);
+  const u32 mask = 0x000F000Fu | gy;  // gy is 0, but the compiler would put a known number into a register again for each use
   uint4* own = ring + sg * (RING * RT * TILE);
   // Of a step this lane copies 16 bytes of every fourth row, and 4 scales or biases of one. Sixteens change places by row, because eight
   // rows are read together.
@@ -103,7 +104,7 @@ TENSOR_MATVEC = Kernel(
         }
         UNROLL for (int k = 0; k < 2; k++) UNROLL for (int q = 0; q < 16; q += 8) UNROLL for (int j = 0; j < 2; j++) {
           const u32 d = k ? a[j].y : a[j].x, e = k ? b[j].y : b[j].x;
-          mma(c[j], nib(d, q), nib(e, q), nib(d, q + 4), nib(e, q + 4), f[j].p[k * 4 + q / 4], f[j].p[k * 4 + q / 4 + 1]);
+          mma(c[j], nib(d, q, mask), nib(e, q, mask), nib(d, q + 4, mask), nib(e, q + 4, mask), f[j].p[k * 4 + q / 4], f[j].p[k * 4 + q / 4 + 1]);
         }
         const uint4 sa = here[r * TILE + 128 + g], sb = here[r * TILE + 136 + g];
         const u32 pa = h ? sa.y : sa.x, za = h ? sa.w : sa.z, pb = h ? sb.y : sb.x, zb = h ? sb.w : sb.z;
