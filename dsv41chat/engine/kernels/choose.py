@@ -9,8 +9,9 @@ import numpy as np
 
 from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend, number
-from dsv41chat.engine.kernels.matrix import Matvec, narrowed
+from dsv41chat.engine.kernels.matrix import narrowed
 from dsv41chat.engine.kernels.routes import Declined
+from dsv41chat.engine.kernels.tensor import product
 from dsv41chat.engine.kernels.text_select import INDEX_SCORES, ROUTE, TOP_K
 
 _KEYS, _SIMDS = 4, 4
@@ -69,7 +70,7 @@ class Router:
         if scoring not in _SCORINGS:
             raise Declined(f"the kernels do not have the scores {scoring}")
         self.backend, self.picks = backend, picks
-        self.logits = Matvec(backend, narrowed(gate), mx.float32)
+        self.logits = product(backend, narrowed(gate), mx.float32)
         self.experts = self.logits.outputs
         self.bias = self.logits.matrix.arrays[0] if bias is None else bias
         self.table = None if table is None else mx.array(np.sort(np.array(table), axis=-1))

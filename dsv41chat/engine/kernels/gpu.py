@@ -43,12 +43,12 @@ from dsv41chat.engine.kernels.glue import (
 )
 from dsv41chat.engine.kernels.hyper import Enter, Mixes
 from dsv41chat.engine.kernels.launch import Backend
-from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec, PairMatvec, narrowed
+from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec, narrowed
 from dsv41chat.engine.kernels.prompt import SortedExperts
 from dsv41chat.engine.kernels.recorder import Gathered, Recorder
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare, input_dtype, sites, values
-from dsv41chat.engine.kernels.tensor import DecodedProduct, TensorMatvec, TileExperts
+from dsv41chat.engine.kernels.tensor import DecodedProduct, TileExperts, pair_product, product
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
@@ -175,22 +175,15 @@ def _matrix(backend: Backend, site: Site) -> Callable:
     if not isinstance(site.stock, (QuantizedLinear, QuantizedGroupedLinear)):
         if backend.dialect != "cuda":
             raise Declined(f"{type(site.stock).__name__} stays with the stock product")
-        return _few(Matvec(backend, site.stock), site.stock)
+        return _few(_half(product(backend, site.stock), Matvec(backend, site.stock)), site.stock)
     few, many = Matvec(backend, site.stock), site.stock
     if backend.dialect == "cuda":
-        few, many = _half(_tensor_or(backend, site.stock, few), few), _half(DecodedProduct(backend, site.stock), many)
+        few, many = _half(product(backend, site.stock), few), _half(DecodedProduct(backend, site.stock), many)
     return _few(few, many)
 
 
-def _tensor_or(backend: Backend, module: Any, other: Callable) -> Callable:
-    try:
-        return TensorMatvec(backend, module)
-    except Declined:
-        return other
-
-
 def _half(call: Callable, other: Callable) -> Callable:
-    """call for bfloat16 rows, other for float32 ones (the head)."""
+    """call for bfloat16 rows, other for float32 ones."""
     return lambda x: call(x) if x.dtype == mx.bfloat16 else other(x)
 
 
@@ -269,7 +262,7 @@ def _queries(backend: Backend, site: Site) -> Callable:
     o, dims = site.owner, site.trunk.config.qk_rope_head_dim
     weigh, proj = Scaled(backend, o.head_dim**-0.5 * o.heads**-0.5), bare(o.weights_proj)
     dtype = input_dtype(proj, site.trunk)
-    proj = _few(Matvec(backend, narrowed(proj), mx.float32), lambda x: o.weights_proj(x.astype(dtype)).astype(mx.float32))
+    proj = _few(product(backend, narrowed(proj), mx.float32), lambda x: o.weights_proj(x.astype(dtype)).astype(mx.float32))
     if not isinstance(o, IndexerV4):
         turn = Finish(backend, o.head_dim, rope=dims, rounding=FP4_UE8M0 if o.cache_quant else NO_ROUNDING)
 
@@ -294,8 +287,8 @@ def _raw_rows(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     o = site.owner
     if o.wgate is None:
-        return _few(Matvec(backend, narrowed(bare(o.wkv))), site.stock)
-    pair = PairMatvec(backend, narrowed(bare(o.wkv)), narrowed(bare(o.wgate)), mx.float32, getattr(o, "ape", None), split=True)
+        return _few(product(backend, narrowed(bare(o.wkv))), site.stock)
+    pair = pair_product(backend, narrowed(bare(o.wkv)), narrowed(bare(o.wgate)), mx.float32, getattr(o, "ape", None), split=True)
     return _few(pair, site.stock)
 
 
@@ -416,7 +409,7 @@ def _logits(backend: Backend, site: Site) -> Callable:
     """The row is rounded to bfloat16 where stock rounds it; its products stay in float32."""
     _bfloat16(site)
     trunk, c = site.owner, site.trunk.config
-    head = Matvec(backend, narrowed(bare(trunk.head)), mx.float32)
+    head = product(backend, narrowed(bare(trunk.head)), mx.float32)
     if c.family == "v41":
         collapse = Collapse(backend, trunk.norm, c.rms_norm_eps)
         return _few(lambda h, pre: head(collapse(h, pre)), site.stock)

@@ -1,4 +1,4 @@
-"""CUDA texts on the matrix unit: the multi-row product of 4-bit affine matrices, and prompt tiles. Source: spec: kernels, 4 (a'), (h).
+"""CUDA texts on the matrix unit: multi-row products of 4-bit affine and of plain matrices, and prompt tiles. Source: spec: kernels, 4 (a'), (h).
 
 `mma` multiplies 16 rows of weights with 8 columns, the rows of x; absent rows are zero columns, and column n of a result depends on
 column n of x alone. Inputs are taken in the order (0,4)(1,5)(2,6)(3,7) of every 8, in which a shift brings two 4-bit codes into place.
@@ -19,74 +19,203 @@ FN void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 #endif
+#define ROLLED _Pragma("unroll 1")
 struct frag { u32 p[8]; };
-// 16 neighbouring bf16 of a row of x as pairs, zeros for an absent row
+// 16 neighbouring bf16 of a row of x, zeros for an absent row; as pairs once they are turned
+struct wide16 {
+  uint4 u, v;
+  FN void load(const u16* p, bool there) {
+    const uint4 zero = {0, 0, 0, 0};
+    u = v = zero;
+    if (there) { u = *(const uint4*)p; v = *(const uint4*)(p + 8); }
+  }
+  FN void turn(frag& f) const {
+    f.p[0] = __byte_perm(u.x, u.z, 0x5410); f.p[1] = __byte_perm(u.x, u.z, 0x7632);
+    f.p[2] = __byte_perm(u.y, u.w, 0x5410); f.p[3] = __byte_perm(u.y, u.w, 0x7632);
+    f.p[4] = __byte_perm(v.x, v.z, 0x5410); f.p[5] = __byte_perm(v.x, v.z, 0x7632);
+    f.p[6] = __byte_perm(v.y, v.w, 0x5410); f.p[7] = __byte_perm(v.y, v.w, 0x7632);
+  }
+};
 FN void row16(const u16* p, bool there, frag& f) {
-  uint4 u = {0, 0, 0, 0}, v = {0, 0, 0, 0};
-  if (there) { u = *(const uint4*)p; v = *(const uint4*)(p + 8); }
-  f.p[0] = __byte_perm(u.x, u.z, 0x5410); f.p[1] = __byte_perm(u.x, u.z, 0x7632);
-  f.p[2] = __byte_perm(u.y, u.w, 0x5410); f.p[3] = __byte_perm(u.y, u.w, 0x7632);
-  f.p[4] = __byte_perm(v.x, v.z, 0x5410); f.p[5] = __byte_perm(v.x, v.z, 0x7632);
-  f.p[6] = __byte_perm(v.y, v.w, 0x5410); f.p[7] = __byte_perm(v.y, v.w, 0x7632);
+  wide16 r;
+  r.load(p, there); r.turn(f);
 }
 // Two codes as the bf16 numbers 128 + q, exact; the 128 is taken back through the bias.
-FN u32 nib(u32 w, int s) { return ((w >> s) & 0x000F000Fu) | 0x43004300u; }
+FN u32 nib(u32 w, int s, u32 mask = 0x000F000Fu) { return ((w >> s) & mask) | 0x43004300u; }
 """
 
-# x [M, XS] bf16, M = dims[0] <= 8, w [N, K / 8], sc and bi bf16 [N, K / 64] -> out [M, N] bf16. RG as in `text_matrix`. KS SIMD groups
-# split K in strides of 256. Groups (N / 16) of 32 * KS threads.
+# x [M, XS] bf16, M = dims[0] <= 8, w [N, K / 8], sc and bi bf16 [N, K / 64] -> out [M, N] bf16 or fp32 (OF). RG as in `text_matrix`.
+# Groups (N / (16 * RT)) of 32 * KS threads. A step is 256 inputs of 16 * RT rows; the steps of K go round the KS SIMD groups, each of
+# which copies its own ahead, RING of them, and shares nothing with the others before their sums are joined. KS * RING * RT <= 21.
 TENSOR_MATVEC = Kernel(
     "tensor_matvec",
     ("x", "w", "sc", "bi", "dims"),
     ("out",),
     r"""
-  SHM float part[KS][128];
-  const u32 M = (u32)dims[0];
-  const u32 g = lane >> 2, t = lane & 3u;
-  const u16* X = (const u16*)x + (RG ? gx * 16 / (RG ? RG : 1) * K : 0) + g * XS;
-  const u64 row = (u64)gx * 16 + g;
-  const u32* w0 = (const u32*)w + row * (K / 8); const u32* w1 = w0 + K;
-  const u16* s0 = (const u16*)sc + row * (K / 64); const u16* s1 = s0 + K / 8;
-  const u16* z0 = (const u16*)bi + row * (K / 64); const u16* z1 = z0 + K / 8;
-  float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int it = sg; it < K / 256; it += KS) {
-    uint2 a[4], b[4];
-    UNROLL for (int j = 0; j < 4; j++) {
-      a[j] = *(const uint2*)(w0 + it * 32 + j * 8 + t * 2);
-      b[j] = *(const uint2*)(w1 + it * 32 + j * 8 + t * 2);
-    }
-    const uint2 sa = *(const uint2*)(s0 + it * 4), za = *(const uint2*)(z0 + it * 4);
-    const uint2 sb = *(const uint2*)(s1 + it * 4), zb = *(const uint2*)(z1 + it * 4);
-    UNROLL for (int j = 0; j < 4; j++) {
-      frag f;
-      row16(X + it * 256 + j * 64 + t * 16, g < M, f);
-      // The sums of x over 64 inputs, in the layout of the result: a product with ones.
-      float ones[4] = {0.0f, 0.0f, 0.0f, 0.0f}, c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      const u32 one = 0x3F803F80u;
-      UNROLL for (int q = 0; q < 8; q += 2) mma(ones, one, one, one, one, f.p[q], f.p[q + 1]);
-      mma(c, nib(a[j].x, 0), nib(b[j].x, 0), nib(a[j].x, 4), nib(b[j].x, 4), f.p[0], f.p[1]);
-      mma(c, nib(a[j].x, 8), nib(b[j].x, 8), nib(a[j].x, 12), nib(b[j].x, 12), f.p[2], f.p[3]);
-      mma(c, nib(a[j].y, 0), nib(b[j].y, 0), nib(a[j].y, 4), nib(b[j].y, 4), f.p[4], f.p[5]);
-      mma(c, nib(a[j].y, 8), nib(b[j].y, 8), nib(a[j].y, 12), nib(b[j].y, 12), f.p[6], f.p[7]);
-      const float p = four(sa, j), q = four(sb, j), u = FMA(-128.0f, p, four(za, j)), v = FMA(-128.0f, q, four(zb, j));
-      acc[0] = FMA(p, c[0], FMA(u, ones[0], acc[0])); acc[1] = FMA(p, c[1], FMA(u, ones[1], acc[1]));
-      acc[2] = FMA(q, c[2], FMA(v, ones[2], acc[2])); acc[3] = FMA(q, c[3], FMA(v, ones[3], acc[3]));
-    }
+  constexpr int STEPS = (K / 256 + KS - 1) / KS, TILE = 144;
+  SHM uint4 ring[KS * RING * RT * TILE];
+  const u32 M = (u32)dims[0], g = lane >> 2, t = lane & 3u;
+  const int mine = K / 256 % KS ? (K / 256 - 1 - (int)sg) / KS + 1 : STEPS;
+  const u64 row = (u64)gx * (16 * RT);
+  const u32 mask = 0x000F000Fu | gy;  // gy is 0, but the compiler would put a known number into a register again for each use
+  uint4* own = ring + sg * (RING * RT * TILE);
+  // Of a step this lane copies 16 bytes of every fourth row, and 4 scales or biases of one. Sixteens change places by row, because eight
+  // rows are read together.
+  const u8* codes = (const u8*)w + (row + (lane >> 3)) * (K / 2) + sg * 128 + (lane & 7u) * 16;
+  const u8* factors = (const u8*)(lane < 16 ? sc : bi) + (row + (lane & 15u)) * (K / 32) + sg * 8;
+  const u32 to = shared_at(own) + (lane >> 3) * 128 + ((lane & 7u) ^ (lane >> 3) * 2) * 16;
+  const u32 to2 = shared_at(own) + 2048 + (lane & 15u) * 16 + (lane >> 4) * 8;
+  UNROLL for (int i = 0; i < RING; i++) {
+    if (i < mine) copy_step<K, RT>(to + i * RT * TILE * 16, to2 + i * RT * TILE * 16, codes, factors);
+    sent();
+    codes += KS * 128; factors += KS * 8;
   }
-  part[sg][g * 8 + 2 * t] = acc[0]; part[sg][g * 8 + 2 * t + 1] = acc[1];
-  part[sg][(g + 8) * 8 + 2 * t] = acc[2]; part[sg][(g + 8) * 8 + 2 * t + 1] = acc[3];
+  const u16* X = (const u16*)x + (RG ? row / (RG ? RG : 1) * K : 0) + g * XS + sg * 256 + t * 16;
+  float acc[RT][4];
+  UNROLL for (int r = 0; r < RT; r++) UNROLL for (int i = 0; i < 4; i++) acc[r][i] = 0.0f;
+  wide16 ahead[2];
+  ahead[0].load(X, g < M); ahead[1].load(X + 64, g < M);
+  __syncwarp();
+  int slot = 0;
+  ROLLED for (int i = 0; i < mine; i++) {
+    const uint4* here = own + slot * (RT * TILE);
+    UNROLL for (int h = 0; h < 2; h++) {
+      // The sums of x over 64 inputs, in the layout of the result: a product with ones.
+      frag f[2];
+      float n[2][4];
+      ahead[0].turn(f[0]); ahead[1].turn(f[1]);
+      if (h == 0 || i + 1 < mine) {
+        X += h ? KS * 256 - 128 : 128;
+        ahead[0].load(X, g < M); ahead[1].load(X + 64, g < M);
+      }
+      UNROLL for (int j = 0; j < 2; j++) UNROLL for (int k = 0; k < 4; k++) n[j][k] = 0.0f;
+      const u32 one = 0x3F803F80u;
+      UNROLL for (int q = 0; q < 8; q += 2) UNROLL for (int j = 0; j < 2; j++) mma(n[j], one, one, one, one, f[j].p[q], f[j].p[q + 1]);
+      if (h == 0) arrived<RING - 1>();
+      UNROLL for (int r = 0; r < RT; r++) {
+        if (r) __syncwarp();  // one tile after the other, or the compiler takes too many registers
+        const uint2* W = (const uint2*)(here + r * TILE) + g * 16 + t;
+        uint2 a[2], b[2];
+        float c[2][4];
+        UNROLL for (int j = 0; j < 2; j++) {
+          const u32 at = ((2 * h + j) ^ (g & 3u)) * 4;
+          a[j] = W[at]; b[j] = W[128 + at];
+          UNROLL for (int k = 0; k < 4; k++) c[j][k] = 0.0f;
+        }
+        UNROLL for (int k = 0; k < 2; k++) UNROLL for (int q = 0; q < 16; q += 8) UNROLL for (int j = 0; j < 2; j++) {
+          const u32 d = k ? a[j].y : a[j].x, e = k ? b[j].y : b[j].x;
+          mma(c[j], nib(d, q, mask), nib(e, q, mask), nib(d, q + 4, mask), nib(e, q + 4, mask), f[j].p[k * 4 + q / 4], f[j].p[k * 4 + q / 4 + 1]);
+        }
+        const uint4 sa = here[r * TILE + 128 + g], sb = here[r * TILE + 136 + g];
+        const u32 pa = h ? sa.y : sa.x, za = h ? sa.w : sa.z, pb = h ? sb.y : sb.x, zb = h ? sb.w : sb.z;
+        UNROLL for (int j = 0; j < 2; j++) {
+          const float p = half(pa, j), q = half(pb, j), u = FMA(-128.0f, p, half(za, j)), v = FMA(-128.0f, q, half(zb, j));
+          acc[r][0] = FMA(p, c[j][0], FMA(u, n[j][0], acc[r][0])); acc[r][1] = FMA(p, c[j][1], FMA(u, n[j][1], acc[r][1]));
+          acc[r][2] = FMA(q, c[j][2], FMA(v, n[j][2], acc[r][2])); acc[r][3] = FMA(q, c[j][3], FMA(v, n[j][3], acc[r][3]));
+        }
+      }
+    }
+    if (STEPS > RING && i + RING < mine) {
+      __syncwarp();
+      copy_step<K, RT>(to + slot * (RT * TILE * 16), to2 + slot * (RT * TILE * 16), codes, factors);
+      codes += KS * 128; factors += KS * 8;
+    }
+    sent();
+    slot = slot + 1 == RING ? 0 : slot + 1;
+  }
+  // Sums take the place of what was copied: rows of 16 for each row of x, 4 apart.
+  __syncwarp();
+  float* sums = (float*)own + 2 * t * 20 + g;
+  UNROLL for (int r = 0; r < RT; r++) {
+    sums[r * 160] = acc[r][0]; sums[r * 160 + 20] = acc[r][1]; sums[r * 160 + 8] = acc[r][2]; sums[r * 160 + 28] = acc[r][3];
+  }
   BARRIER();
-  for (u32 i = tid; i < 16 * M; i += KS * 32) {
-    const u32 r = i & 15u, m = i >> 4;
+  ROLLED for (u32 i = tid; i < 16 * RT * M; i += KS * 32) {
+    const u32 k = i % (16 * RT), m = i / (16 * RT);
+    const float* part = (const float*)ring + (k >> 4) * 160 + m * 20 + (k & 15u);
     float v = 0.0f;
-    UNROLL for (int s = 0; s < KS; s++) v += part[s][r * 8 + m];
-    ((u16*)out)[(u64)m * N + gx * 16 + r] = (u16)f2bf(v);
+    UNROLL for (int s = 0; s < KS; s++) v += part[s * (RING * RT * TILE * 4)];
+    if (OF) ((float*)out)[(u64)m * N + row + k] = v;
+    else ((u16*)out)[(u64)m * N + row + k] = (u16)f2bf(v);
   }
 """,
     _UNIT
     + r"""
-FN float four(const uint2& v, int j) { const u32 u = j < 2 ? v.x : v.y; return asf(j & 1 ? u & 0xffff0000u : u << 16); }
+#ifdef SHIM_CUDA
+FN u32 shared_at(uint4* p) { return shim::shared_at(p); }
+template <int TO, int FROM> FN void copy16(u32 to, const u8* from) { *(uint4*)shim::shared(to + TO) = *(const uint4*)(from + FROM); }
+template <int TO, int FROM> FN void copy8(u32 to, const u8* from) { *(uint2*)shim::shared(to + TO) = *(const uint2*)(from + FROM); }
+FN void sent() {}
+template <int N> FN void arrived() { __syncwarp(); }
+#else
+FN u32 shared_at(uint4* p) { return (u32)__cvta_generic_to_shared(p); }
+template <int TO, int FROM> FN void copy16(u32 to, const u8* from) {
+  asm volatile("cp.async.cg.shared.global [%0+%2], [%1+%3], 16;" :: "r"(to), "l"(from), "n"(TO), "n"(FROM) : "memory");
+}
+template <int TO, int FROM> FN void copy8(u32 to, const u8* from) {
+  asm volatile("cp.async.ca.shared.global [%0+%2], [%1+%3], 8;" :: "r"(to), "l"(from), "n"(TO), "n"(FROM) : "memory");
+}
+FN void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the newest N copies are there, of every lane.
+template <int N> FN void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); __syncwarp(); }
+#endif
+// Bytes of RT tiles of 16 rows, each 2,048 of codes and 256 of factors in shared memory.
+template <int K, int RT, int R = 0> FN void copy_step(u32 to, u32 to2, const u8* codes, const u8* factors) {
+  constexpr int T = R * 2304, F = R * 16 * (K / 2);
+  copy16<T, F>(to, codes); copy16<T + 512, F + 2 * K>(to, codes); copy16<T + 1024, F + 4 * K>(to, codes); copy16<T + 1536, F + 6 * K>(to, codes);
+  copy8<T, R * 16 * (K / 32)>(to2, factors);
+  if constexpr (R + 1 < RT) copy_step<K, RT, R + 1>(to, to2, codes, factors);
+}
+FN float half(u32 u, int j) { return asf(j & 1 ? u & 0xffff0000u : u << 16); }
 """,
+    only="cuda",
+)
+
+# Plain matrices, x [M, XS] bf16, M = dims[0] <= 8, w bf16 [N, K] -> out [M, N + N2] bf16 or fp32 (OF). RG, N2, AR, add and at as in
+# `text_matrix`. Such matrices are small, and more groups finish sooner: a group has 8 rows. Half of the unit's work is wasted: its 16 rows
+# are the 8 rows with one half of the inputs and with the other, multiplied with the inputs of the one and then of the other half.
+# KS SIMD groups split K in strides of 256. Groups ((N + N2) / 8) of 32 * KS threads.
+TENSOR_PLAIN = Kernel(
+    "tensor_plain",
+    ("x", "w", "dims", "w2", "add", "at"),
+    ("out",),
+    r"""
+  SHM float part[KS][64];
+  const u32 M = (u32)dims[0], g = lane >> 2, t = lane & 3u, first = gx * 8;
+  const bool second = N2 && first >= N;
+  const u32 row = second ? first - N : first;
+  const u16* W = (const u16*)(second ? w2 : w) + (u64)(row + g) * K + t * 8;
+  const u16* X = (const u16*)x + (RG ? row / (RG ? RG : 1) * K : 0) + g * XS + t * 8;
+  float c[2][4], d[2][4];
+  UNROLL for (int q = 0; q < 2; q++) UNROLL for (int i = 0; i < 4; i++) c[q][i] = d[q][i] = 0.0f;
+  ROLLED for (int it = sg; it < K / 256; it += KS) {
+    uint4 a[8], b[8];
+    // The compiler would put each load before its use; it moves none across these, and all are on their way together.
+    UNROLL for (int i = 0; i < 8; i++) a[i] = *(const uint4*)(W + it * 256 + i * 32);
+    __syncwarp();
+    UNROLL for (int i = 0; i < 8; i++) {
+      const uint4 zero = {0, 0, 0, 0};
+      b[i] = zero;
+      if (g < M) b[i] = *(const uint4*)(X + it * 256 + i * 32);
+    }
+    __syncwarp();
+    UNROLL for (int i = 0; i < 8; i++) {
+      mma(c[i & 1], a[i].x, a[i].y, a[i].z, a[i].w, b[i].x, b[i].z);
+      mma(d[i & 1], a[i].x, a[i].y, a[i].z, a[i].w, b[i].y, b[i].w);
+    }
+  }
+  UNROLL for (int i = 0; i < 2; i++) part[sg][(2 * t + i) * 8 + g] = c[0][i] + c[1][i] + (d[0][2 + i] + d[1][2 + i]);
+  BARRIER();
+  ROLLED for (u32 i = tid; i < 8 * M; i += KS * 32) {
+    const u32 m = i >> 3, n = i & 7u;
+    float v = 0.0f;
+    UNROLL for (int s = 0; s < KS; s++) v += part[s][i];
+    if (AR && second) v += add[(u64)((u32)at[m] % (AR ? AR : 1)) * N2 + row + n];
+    if (OF) ((float*)out)[(u64)m * (N + N2) + first + n] = v;
+    else ((u16*)out)[(u64)m * (N + N2) + first + n] = (u16)f2bf(v);
+  }
+""",
+    _UNIT,
     only="cuda",
 )
 

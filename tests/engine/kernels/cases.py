@@ -264,7 +264,7 @@ def top_k(width: int, k: int, slots: int) -> Case:
 
 def router(kind: str, experts_count: int = 40, picks: int = 6) -> Case:
     """kind: scores, images (rows with another bias), hashed, sigmoid."""
-    d, D = Draw(12), 256
+    d, D = Draw(12), 288  # of no multiple of 256, so that both dialects take the same text for the logits
     gate = nn.Linear(d.normal(experts_count, D, size=0.06).astype(BF16).astype(F32))
     bias, other = d.normal(experts_count, size=0.1), d.normal(experts_count, size=0.1)
     scoring, temperature = ("sigmoid", 1.0) if kind == "sigmoid" else ("sqrtsoftplus", 2.0)
@@ -284,14 +284,47 @@ def router(kind: str, experts_count: int = 40, picks: int = 6) -> Case:
     return Case(f"router {kind}", build, stock, (d.normal(ROWS, D).astype(BF16), image), (0.0, 1e-6), close=frozenset({1}))
 
 
-def tensor_matvec(groups: int = 1) -> Case:
+def tensor_matvec(inputs: int = 512, outputs: int = 32, groups: int = 1, wide: bool = False, tiling: dict[str, int] | None = None) -> Case:
+    """wide: a float32 result; tiling: of a larger matrix."""
     d = Draw(15)
-    shape = (32, 512) if groups == 1 else (groups, 16, 256)
+    shape = (outputs, inputs) if groups == 1 else (groups, outputs, inputs)
     module = (nn.QuantizedLinear if groups == 1 else nn.QuantizedGroupedLinear)(d.packed(shape, "affine", 4, 64))
-    w, each = values(module), shape[-1]
-    stock = lambda x: mx.concatenate([x.astype(F32)[:, each * g : each * (g + 1)] @ w.reshape(groups, -1, each)[g].T for g in range(groups)], axis=1)
-    inputs = (d.rows(ROWS, each * groups),)
-    return Case(f"tensor matvec {groups}", lambda b: tensor.TensorMatvec(b, module), stock, inputs, (2.5e-3,), close=frozenset({0}), only="cuda")
+    w, dtype = values(module).reshape(groups, -1, inputs), F32 if wide else BF16
+    stock = lambda x: mx.concatenate([x.astype(F32)[:, inputs * g : inputs * (g + 1)] @ w[g].T for g in range(groups)], axis=1)
+    name = f"tensor matvec {inputs} to {groups} x {outputs}{' wide' if wide else ''}"
+    limit = 1e-5 if wide else 2.5e-3
+
+    def build(backend: Backend) -> Callable:
+        call = tensor.TensorMatvec(backend, module, dtype)
+        call.constants |= tiling or {}
+        return call
+
+    return Case(name, build, stock, (d.rows(ROWS, inputs * groups),), (limit,), close=frozenset({0}), only="cuda")
+
+
+def tensor_plain(inputs: int, outputs: int, groups: int = 1, wide: bool = False) -> Case:
+    d = Draw(23)
+    shape = (outputs, inputs) if groups == 1 else (groups, outputs, inputs)
+    module = (nn.Linear if groups == 1 else nn.GroupedLinear)(d.normal(*shape).astype(BF16))
+    w = module.weight.astype(F32).reshape(groups, -1, inputs)
+    stock = lambda x: mx.concatenate([x.astype(F32)[:, inputs * g : inputs * (g + 1)] @ w[g].T for g in range(groups)], axis=1)
+    build, limit = lambda b: tensor.TensorPlain(b, module, F32 if wide else BF16), 1e-5 if wide else 2.5e-3
+    name = f"tensor plain {inputs} to {groups} x {outputs}{' wide' if wide else ''}"
+    return Case(name, build, stock, (d.rows(ROWS, inputs * groups),), (limit,), close=frozenset({0}), only="cuda")
+
+
+def tensor_pair(table_rows: int) -> Case:
+    """As `pair`; table_rows 0: without a table, and the two side by side."""
+    d = Draw(24)
+    first, second = (nn.Linear(d.normal(24, 512).astype(BF16)) for _ in range(2))
+    table, at = d.normal(table_rows, 24) if table_rows else None, d.whole(0, 1000, ROWS)
+
+    def stock(x, at):
+        a, b = (x.astype(F32) @ w for w in [m.weight.astype(F32).T for m in (first, second)])
+        return mx.concatenate([a, b], axis=1) if table is None else mx.stack([a, b + table[at % table_rows]], axis=1)
+
+    build = lambda b: tensor.TensorPlain(b, first, F32, second, table, split=table is not None)
+    return Case(f"tensor pair {table_rows}", build, stock, (d.rows(ROWS, 512), at), (1e-5,), close=frozenset({0}), only="cuda")
 
 
 def tensor_experts(mode: str, bits: int, group: int) -> Case:
@@ -398,7 +431,14 @@ def cases() -> tuple[Case, ...]:
         finished(64, finish.FP8_UE8M0, False, 32),
         finished(32, finish.FP4_UE8M0, False, 16, heads=4),
         tensor_matvec(),
-        tensor_matvec(4),
+        tensor_matvec(256, 16, groups=4),
+        tensor_matvec(1280, 128, tiling={"KS": 5, "RT": 4, "RING": 1}),
+        tensor_matvec(1792, 64, wide=True, tiling={"KS": 2, "RT": 2, "RING": 2}),
+        tensor_plain(512, 24),
+        tensor_plain(5632, 8, wide=True),
+        tensor_plain(256, 16, groups=4),
+        tensor_pair(4),
+        tensor_pair(0),
         tensor_experts("affine", 4, 64),
         tensor_experts("mxfp4", 4, 32),
         tensor_experts("mxfp8", 8, 32),

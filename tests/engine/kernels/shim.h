@@ -157,6 +157,7 @@ inline float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
 #define blockIdx (shim::group)
 inline uint atomicAdd(uint* p, uint v) { const uint old = *p; *p += v; return old; }
 inline void __syncthreads() { shim::barrier(); }
+inline void __syncwarp() { shim::yield(); }
 template <class T> inline T __shfl_xor_sync(uint, T v, uint m) { return shim::shuffle(v, (shim::now & 31) ^ m); }
 template <class T> inline T __shfl_sync(uint, T v, uint i) { return shim::shuffle(v, i); }
 inline int __any_sync(uint mask, int v) {
@@ -174,6 +175,10 @@ inline uint __byte_perm(uint a, uint b, uint s) {
   return out;
 }
 namespace shim {
+// Addresses of shared memory are 32 bits wide: they are counted from the first that is asked for.
+static char* shared_base;
+inline uint shared_at(void* p) { if (!shared_base) shared_base = (char*)p - (1 << 20); return (uint)((char*)p - shared_base); }
+inline char* shared(uint at) { return shared_base + at; }
 inline float bf16_up(uint h) { return __uint_as_float(h << 16); }
 inline float half_up(uint h) {
   const uint m = h & 0x7fff;
