@@ -28,9 +28,11 @@ FINISH_ROWS = Kernel(
     UNROLL for (int i = 0; i < VEC; i++) a[c * VEC + i] = 0.0f;
     if (ch < C) loadn<VEC, 0>((DEV const u32*)x, row * C + ch, a + c * VEC);
   }
-  if (EARLY) UNROLL for (int c = 0; c < NC; c++) {
-    const u32 ch = c * 32 * VEC + lane * VEC;
-    loadn<VEC, 1>((DEV const u32*)nw, ch < C ? ch : 0, n + (EARLY ? c * VEC : 0));
+  if (EARLY) {
+    UNROLL for (int c = 0; c < NC; c++) {
+      const u32 ch = c * 32 * VEC + lane * VEC;
+      loadn<VEC, 1>((DEV const u32*)nw, ch < C ? ch : 0, n + (EARLY ? c * VEC : 0));
+    }
   }
   if (NORM) {
     float s = 0.0f;

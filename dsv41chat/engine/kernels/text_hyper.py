@@ -153,9 +153,11 @@ HYPER_FINISH = Kernel(
   float a[16];
   UNROLL for (int i = 0; i < 16; i++) a[i] = SHIDX(c, i);
   for (int it = 0; it < ITERS; it++) {
-    if (it) UNROLL for (int i = 0; i < 4; i++) {
-      const float r = inverse((a[i * 4] + a[i * 4 + 1]) + (a[i * 4 + 2] + a[i * 4 + 3]) + hce);
-      UNROLL for (int j = 0; j < 4; j++) a[i * 4 + j] = MUL(a[i * 4 + j], r);
+    if (it) {
+      UNROLL for (int i = 0; i < 4; i++) {
+        const float r = inverse((a[i * 4] + a[i * 4 + 1]) + (a[i * 4 + 2] + a[i * 4 + 3]) + hce);
+        UNROLL for (int j = 0; j < 4; j++) a[i * 4 + j] = MUL(a[i * 4 + j], r);
+      }
     }
     UNROLL for (int j = 0; j < 4; j++) {
       const float r = inverse((a[j] + a[4 + j]) + (a[8 + j] + a[12 + j]) + hce);
