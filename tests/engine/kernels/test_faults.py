@@ -51,7 +51,7 @@ FAULTS = {
     "scales of the gate for the up rows": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "(shared ? t3 : s3)", "(shared ? t1 : s1)"),
     "scales of the blocks before": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "(i / SB & 1) * 128 + i % SB", "i % SB"),
     "a stage that is read too early": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "here == ST - 1 ? 0 : here + 1", "here"),
-    "a row that takes another's slot": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "(m * S + j) * I", "(m * S + (j ^ 1)) * I"),
+    "a row that takes another's slot": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "(m * S + j) * I", "(m * S + (j ? j - 1 : 0)) * I"),
     "an expert of one row alone": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "(u8)(slot + 1)", "(u8)(g == owner ? slot + 1 : 0)"),
     "the stream of the expert before": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "if (filled <= experts) begin();", ""),
     "a row of another tile": ("tensor experts affine 4", tensor, "TENSOR_TILES", "tok[first + mine]", "tok[mine]"),
