@@ -81,7 +81,7 @@ FN u32 lowest(int slot, u32 g) {
 """
 
 # Gate, up and activation: arguments as in `text_matrix.EXPERTS_UP`, rows = dims[0] <= 8. out [rows, S, I] bf16. A SIMD group owns the
-# gate and up rows of eight outputs of one expert: the one of pick gy, if no earlier row has it, or the shared one. Its ring has ST stages
+# gate and up rows of eight outputs of one expert: the shared one, or that of pick gy - 1 if no earlier row has it. Its ring has ST stages
 # of 256 inputs; scales and biases come for SB blocks at once, because 8 bytes of a row would each time read 32. ST - 1 <= SB <= 4.
 # Groups (I / (8 * NSG), rows * (S - 1) + 1).
 TENSOR_EXPERTS_UP = Kernel(
@@ -89,14 +89,14 @@ TENSOR_EXPERTS_UP = Kernel(
     ("x", "idx", "wt", "w1", "s1", "b1", "w3", "s3", "b3", "v1", "t1", "c1", "v3", "t3", "c3", "dims"),
     ("out",),
     r"""
+  constexpr int P = S - 1;
   SHM uint4 ring[NSG * (ST + 1) * 128];
-  const u32 M = (u32)dims[0], g = lane >> 2, t = lane & 3u, tile = gx * NSG + sg;
-  const bool shared = gy == M * (S - 1);
-  int slot = shared ? S - 1 : like<S - 1>(idx, gy, UMN(g, M - 1));
-  if (g >= M) slot = -1;
-  const u32 owner = lowest(slot, g);
-  if (!shared && owner != gy / (S - 1)) return;
-  const u64 row = (shared ? 0 : (u64)idx[gy] * I) + tile * 8;
+  const u32 g = lane >> 2, t = lane & 3u, tile = gx * NSG + sg;
+  // Whose group this is shows before the number of rows is there: only earlier rows matter.
+  const bool shared = gy == 0;
+  const u32 q = shared ? 0 : gy - 1, owner = q / P;
+  if (!shared && lowest(g > owner ? -1 : like<P>(idx, q, UMN(g, owner)), g) != owner) return;
+  const u64 row = (shared ? 0 : (u64)idx[q] * I) + tile * 8;
   const u64 first = (row + (lane >> 3)) * (K / 8) + (lane & 7u) * 4;
   const u32* low = (const u32*)(shared ? v1 : w1) + first;
   const u32* high = (const u32*)(shared ? v3 : w3) + first;
@@ -116,6 +116,12 @@ TENSOR_EXPERTS_UP = Kernel(
     sent();
   };
   UNROLL for (int s = 0; s < ST - 1; s++) fill(s, s);
+  const u32 M = (u32)dims[0];
+  int slot = shared ? P : like<P>(idx, q, UMN(g, M - 1));
+  if (g >= M) slot = -1;
+  const int slots[2] = {SHIDX(slot, t * 8), SHIDX(slot, t * 8 + 4)};
+  float weights[2] = {1.0f, 1.0f};
+  UNROLL for (u32 i = 0; i < 2; i++) if (!shared && slots[i] >= 0) weights[i] = wt[(2 * t + i) * P + slots[i]];
   // A column without a row here repeats another one: it costs no further reading.
   const u16* X = (const u16*)x + (slot < 0 ? owner : g) * K + t * 16;
   float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -130,15 +136,11 @@ TENSOR_EXPERTS_UP = Kernel(
     here = here == ST - 1 ? 0 : here + 1; next = next == ST - 1 ? 0 : next + 1;
   }
   const float limit = asf((u32)LIMIT);
-  UNROLL for (u32 i = 0; i < 2; i++) {
-    const u32 m = 2 * t + i;
-    const int j = SHIDX(slot, m * 4);
-    if (j >= 0) {
-      const float weight = shared ? 1.0f : wt[m * (S - 1) + j];
-      float a = acc[i], b = acc[2 + i];
-      if (LIMIT > 0) { a = MN(a, limit); b = MN(MX(b, -limit), limit); }
-      ((u16*)out)[(u64)(m * S + j) * I + tile * 8 + g] = (u16)f2bf(a * sigm(a) * b * weight);
-    }
+  UNROLL for (u32 i = 0; i < 2; i++) if (slots[i] >= 0) {
+    const u32 m = 2 * t + i, j = (u32)slots[i];
+    float a = acc[i], b = acc[2 + i];
+    if (LIMIT > 0) { a = MN(a, limit); b = MN(MX(b, -limit), limit); }
+    ((u16*)out)[(u64)(m * S + j) * I + tile * 8 + g] = (u16)f2bf(a * sigm(a) * b * weights[i]);
   }
 """,
     _UNIT + _STREAM,
@@ -158,7 +160,7 @@ TENSOR_EXPERTS_DOWN = Kernel(
   SHM float part[R * S * 16];
   SHM int ids[R * P];
   SHM u8 owns[R * P], list[R * P], slots[R * P][8];
-  const u32 M = (u32)dims[0], g = lane >> 2, t = lane & 3u;
+  const u32 M = R > 1 ? (u32)dims[0] : 1, g = lane >> 2, t = lane & 3u;
   u32 experts = P;
   uint4* mine = ring + sg * ST * 144;
   const u32* low = 0;
