@@ -28,7 +28,7 @@ def _tiling(inputs: int, rows: int, groups: int) -> dict[str, int]:
         splits, tiles = blocks, 4 if outputs >= 16384 else 2
     elif outputs >= 65536:
         # So many groups that they hide each other's waits: tall ones read x less often.
-        splits, tiles = 5 if blocks % 5 == 0 else 4, 4
+        splits, tiles = 4, 4
     else:
         splits = 4
     while rows % (16 * tiles):

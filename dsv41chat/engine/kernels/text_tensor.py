@@ -52,19 +52,19 @@ TENSOR_MATVEC = Kernel(
     ("x", "w", "sc", "bi", "dims"),
     ("out",),
     r"""
-  constexpr int STEPS = (K / 256 + KS - 1) / KS, TILE = 144;
+  constexpr int STEPS = (K / 256 + KS - 1) / KS, TILE = 144, G = RT == 1 ? 2 : 1;
   SHM uint4 ring[KS * RING * RT * TILE];
   const u32 M = (u32)dims[0], g = lane >> 2, t = lane & 3u;
   const int mine = K / 256 % KS ? (K / 256 - 1 - (int)sg) / KS + 1 : STEPS;
   const u64 row = (u64)gx * (16 * RT);
   const u32 mask = 0x000F000Fu | gy;  // gy is 0, but the compiler would put a known number into a register again for each use
   uint4* own = ring + sg * (RING * RT * TILE);
-  // Of a step this lane copies 16 bytes of every fourth row, and 4 scales or biases of one. Sixteens change places by row, because eight
-  // rows are read together.
+  // Of a step this lane copies 16 bytes of every fourth row, and 4 scales or biases of one, which lie in turn, two by two. Sixteens change
+  // places by row, because eight rows are read together.
   const u8* codes = (const u8*)w + (row + (lane >> 3)) * (K / 2) + sg * 128 + (lane & 7u) * 16;
   const u8* factors = (const u8*)(lane < 16 ? sc : bi) + (row + (lane & 15u)) * (K / 32) + sg * 8;
   const u32 to = shared_at(own) + (lane >> 3) * 128 + ((lane & 7u) ^ (lane >> 3) * 2) * 16;
-  const u32 to2 = shared_at(own) + 2048 + (lane & 15u) * 16 + (lane >> 4) * 8;
+  const u32 to2 = shared_at(own) + 2048 + (lane & 15u) * 16 + (lane >> 4) * 4;
   UNROLL for (int i = 0; i < RING; i++) {
     if (i < mine) copy_step<K, RT>(to + i * RT * TILE * 16, to2 + i * RT * TILE * 16, codes, factors);
     sent();
@@ -79,42 +79,47 @@ TENSOR_MATVEC = Kernel(
   int slot = 0;
   ROLLED for (int i = 0; i < mine; i++) {
     const uint4* here = own + slot * (RT * TILE);
-    UNROLL for (int h = 0; h < 2; h++) {
+    UNROLL for (int h = 0; h < 4; h += G) {
       // The sums of x over 64 inputs, in the layout of the result: a product with ones.
-      frag f[2];
-      float n[2][4];
-      ahead[0].turn(f[0]); ahead[1].turn(f[1]);
-      if (h == 0 || i + 1 < mine) {
-        X += h ? KS * 256 - 128 : 128;
-        ahead[0].load(X, g < M); ahead[1].load(X + 64, g < M);
+      frag f[G];
+      float n[G][4];
+      UNROLL for (int j = 0; j < G; j++) {
+        wide16& next = ahead[(h + j) & 1];
+        next.turn(f[j]);
+        if (h + j < 2) next.load(X + (h + j + 2) * 64, g < M);
+        else if (i + 1 < mine) next.load(X + KS * 256 + (h + j - 2) * 64, g < M);
+        UNROLL for (int k = 0; k < 4; k++) n[j][k] = 0.0f;
       }
-      UNROLL for (int j = 0; j < 2; j++) UNROLL for (int k = 0; k < 4; k++) n[j][k] = 0.0f;
       const u32 one = 0x3F803F80u;
-      UNROLL for (int q = 0; q < 8; q += 2) UNROLL for (int j = 0; j < 2; j++) mma(n[j], one, one, one, one, f[j].p[q], f[j].p[q + 1]);
+      UNROLL for (int q = 0; q < 8; q += 2) UNROLL for (int j = 0; j < G; j++) mma(n[j], one, one, one, one, f[j].p[q], f[j].p[q + 1]);
       if (h == 0) arrived<RING - 1>();
-      UNROLL for (int r = 0; r < RT; r++) {
-        if (r) __syncwarp();  // one tile after the other, or the compiler takes too many registers
-        const uint2* W = (const uint2*)(here + r * TILE) + g * 16 + t;
+      // Two chains of products side by side: two runs of 64 inputs, or two tiles.
+      UNROLL for (int r = 0; r < RT; r += 3 - G) {
+        if (RT > 1) __syncwarp();  // one pair of tiles after the other, or the compiler takes too many registers
         uint2 a[2], b[2];
         float c[2][4];
         UNROLL for (int j = 0; j < 2; j++) {
-          const u32 at = ((2 * h + j) ^ (g & 3u)) * 4;
+          const uint2* W = (const uint2*)(here + (G == 2 ? r : r + j) * TILE) + g * 16 + t;
+          const u32 at = ((G == 2 ? h + j : h) ^ (g & 3u)) * 4;
           a[j] = W[at]; b[j] = W[128 + at];
           UNROLL for (int k = 0; k < 4; k++) c[j][k] = 0.0f;
         }
         UNROLL for (int k = 0; k < 2; k++) UNROLL for (int q = 0; q < 16; q += 8) UNROLL for (int j = 0; j < 2; j++) {
           const u32 d = k ? a[j].y : a[j].x, e = k ? b[j].y : b[j].x;
-          mma(c[j], nib(d, q, mask), nib(e, q, mask), nib(d, q + 4, mask), nib(e, q + 4, mask), f[j].p[k * 4 + q / 4], f[j].p[k * 4 + q / 4 + 1]);
+          const u32* p = f[G == 2 ? j : 0].p + k * 4 + q / 4;
+          mma(c[j], nib(d, q, mask), nib(e, q, mask), nib(d, q + 4, mask), nib(e, q + 4, mask), p[0], p[1]);
         }
-        const uint4 sa = here[r * TILE + 128 + g], sb = here[r * TILE + 136 + g];
-        const u32 pa = h ? sa.y : sa.x, za = h ? sa.w : sa.z, pb = h ? sb.y : sb.x, zb = h ? sb.w : sb.z;
         UNROLL for (int j = 0; j < 2; j++) {
-          const float p = half(pa, j), q = half(pb, j), u = FMA(-128.0f, p, half(za, j)), v = FMA(-128.0f, q, half(zb, j));
-          acc[r][0] = FMA(p, c[j][0], FMA(u, n[j][0], acc[r][0])); acc[r][1] = FMA(p, c[j][1], FMA(u, n[j][1], acc[r][1]));
-          acc[r][2] = FMA(q, c[j][2], FMA(v, n[j][2], acc[r][2])); acc[r][3] = FMA(q, c[j][3], FMA(v, n[j][3], acc[r][3]));
+          const int k = G == 2 ? r : r + j, m = G == 2 ? j : 0;
+          const uint2* Z = (const uint2*)(here + k * TILE + 128) + g * 2 + (h + m) / 2;
+          const uint2 sa = Z[0], sb = Z[16];
+          const float p = half(sa.x, h + m), q = half(sb.x, h + m), u = FMA(-128.0f, p, half(sa.y, h + m)), v = FMA(-128.0f, q, half(sb.y, h + m));
+          acc[k][0] = FMA(p, c[j][0], FMA(u, n[m][0], acc[k][0])); acc[k][1] = FMA(p, c[j][1], FMA(u, n[m][1], acc[k][1]));
+          acc[k][2] = FMA(q, c[j][2], FMA(v, n[m][2], acc[k][2])); acc[k][3] = FMA(q, c[j][3], FMA(v, n[m][3], acc[k][3]));
         }
       }
     }
+    X += KS * 256;
     if (STEPS > RING && i + RING < mine) {
       __syncwarp();
       copy_step<K, RT>(to + slot * (RT * TILE * 16), to2 + slot * (RT * TILE * 16), codes, factors);
@@ -144,7 +149,7 @@ TENSOR_MATVEC = Kernel(
 #ifdef SHIM_CUDA
 FN u32 shared_at(uint4* p) { return shim::shared_at(p); }
 template <int TO, int FROM> FN void copy16(u32 to, const u8* from) { *(uint4*)shim::shared(to + TO) = *(const uint4*)(from + FROM); }
-template <int TO, int FROM> FN void copy8(u32 to, const u8* from) { *(uint2*)shim::shared(to + TO) = *(const uint2*)(from + FROM); }
+template <int TO, int FROM> FN void copy4(u32 to, const u8* from) { *(u32*)shim::shared(to + TO) = *(const u32*)(from + FROM); }
 FN void sent() {}
 template <int N> FN void arrived() { __syncwarp(); }
 #else
@@ -152,8 +157,8 @@ FN u32 shared_at(uint4* p) { return (u32)__cvta_generic_to_shared(p); }
 template <int TO, int FROM> FN void copy16(u32 to, const u8* from) {
   asm volatile("cp.async.cg.shared.global [%0+%2], [%1+%3], 16;" :: "r"(to), "l"(from), "n"(TO), "n"(FROM) : "memory");
 }
-template <int TO, int FROM> FN void copy8(u32 to, const u8* from) {
-  asm volatile("cp.async.ca.shared.global [%0+%2], [%1+%3], 8;" :: "r"(to), "l"(from), "n"(TO), "n"(FROM) : "memory");
+template <int TO, int FROM> FN void copy4(u32 to, const u8* from) {
+  asm volatile("cp.async.ca.shared.global [%0+%2], [%1+%3], 4;" :: "r"(to), "l"(from), "n"(TO), "n"(FROM) : "memory");
 }
 FN void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the newest N copies are there, of every lane.
@@ -163,7 +168,7 @@ template <int N> FN void arrived() { asm volatile("cp.async.wait_group %0;" :: "
 template <int K, int RT, int R = 0> FN void copy_step(u32 to, u32 to2, const u8* codes, const u8* factors) {
   constexpr int T = R * 2304, F = R * 16 * (K / 2);
   copy16<T, F>(to, codes); copy16<T + 512, F + 2 * K>(to, codes); copy16<T + 1024, F + 4 * K>(to, codes); copy16<T + 1536, F + 6 * K>(to, codes);
-  copy8<T, R * 16 * (K / 32)>(to2, factors);
+  copy4<T, R * 16 * (K / 32)>(to2, factors); copy4<T + 8, R * 16 * (K / 32) + 4>(to2, factors);
   if constexpr (R + 1 < RT) copy_step<K, RT, R + 1>(to, to2, codes, factors);
 }
 FN float half(u32 u, int j) { return asf(j & 1 ? u & 0xffff0000u : u << 16); }
