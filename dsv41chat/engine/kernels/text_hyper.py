@@ -79,6 +79,10 @@ HYPER_FINISH = Kernel(
   const u32 m = lane < 24 ? lane : 0;
   float sc = 0.0f, ba = 0.0f;
   if (mixer) { sc = scale[m < 4 ? 0 : m < 8 ? 1 : 2]; ba = base[m]; }
+  // The streams of this thread's first channels, on the way during the sums.
+  const u32 d0 = mixer ? D : tid * 8;
+  uint4 u[4];
+  if (ROW && !STAGGER && d0 < D) load4<D>((DEV const u32*)hn, (u64)gx * 4 * D + d0, u);
   if (sg < 8) {
     float s = 0.0f;
     UNROLL for (int i = 0; i < L; i++) { const int g = (int)sg * L + i; if (g < G) s += part[((u64)gx * G + g) * 32 + lane]; }
@@ -100,15 +104,15 @@ HYPER_FINISH = Kernel(
     else if (lane < 8) post[gx * 4 + lane - 4] = 2.0f * sigm(mix);
   }
   if (ROW) {
-    DEV const u32* XC = (DEV const u32*)xc; DEV const u32* HN = (DEV const u32*)hn;
     float sq = 0.0f;
     if (!STAGGER) {
       BARRIER();
-      for (u32 d = mixer ? D : tid * 8; d < D; d += NTH * 8) {
+      for (u32 d = d0; d < D; d += NTH * 8) {
         float c[8], o[8];
+        if (d > d0) load4<D>((DEV const u32*)hn, (u64)gx * 4 * D + d, u);
         UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
         UNROLL for (int k = 0; k < 4; k++) {
-          loadn<8, 0>(HN, ((u64)gx * 4 + k) * D + d, o);
+          bf8(u[k], o);
           UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
         }
         UNROLL for (int i = 0; i < 8; i++) { const float z = rbf(c[i]); sq = FMA(z, z, sq); }
@@ -122,14 +126,15 @@ HYPER_FINISH = Kernel(
       sq = tot[25];
     }
     const float r = 1.0f / SQRTF(sq / (float)D + eps);
-    for (u32 d = mixer ? D : tid * 8; d < D; d += NTH * 8) {
+    for (u32 d = d0; d < D; d += NTH * 8) {
       float c[8], n[8], o[8];
       if (STAGGER) {
-        loadn<8, 0>(XC, (u64)gx * D + d, c);
+        loadn<8, 0>((DEV const u32*)xc, (u64)gx * D + d, c);
       } else {
+        if (D > NTH * 8) load4<D>((DEV const u32*)hn, (u64)gx * 4 * D + d, u);
         UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
         UNROLL for (int k = 0; k < 4; k++) {
-          loadn<8, 0>(HN, ((u64)gx * 4 + k) * D + d, o);
+          bf8(u[k], o);
           UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
         }
         UNROLL for (int i = 0; i < 8; i++) c[i] = rbf(c[i]);
@@ -171,6 +176,10 @@ HYPER_FINISH = Kernel(
   }
 """,
     r"""
+// 8 channels of each stream
+template <int D> FN void load4(DEV const u32* p, u64 at, THREAD uint4* u) {
+  UNROLL for (int k = 0; k < 4; k++) u[k] = *(DEV const uint4*)(p + (at + (u64)k * D) / 2);
+}
 #ifdef __CUDACC__
 FN float inverse(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 #else

@@ -83,7 +83,7 @@ def test_rows_have_the_bits_of_built_steps(trunk):
     assert state(target) == state(built)
     assert all(np.array_equal(a, b) for a, b in zip(mine, taps, strict=True)) and mine[0] is not None
     played = set(trunk.routes.replay.player.played)
-    assert played >= {"embed", "hyper_spread", "attend_split", "scatter", "pool_groups", "top_k", "index_scores", "first_visible", "route"}
+    assert played >= {"embed", "hyper_spread", "tensor_attend", "scatter", "pool_groups", "top_k", "index_scores", "first_visible", "route"}
     assert trunk.config.family == "v4" or played >= {"block_top", "keep_blocks", "engram", "collapse"}
     tape, *_ = trunk.routes.replay.record(target.lane, target.n, 1, True, False)
     assert len(tape.parts) == (trunk.config.family == "v41"), "n-gram rows come in while the first layers run"
