@@ -17,6 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, help="the first layers of that plan; default: all")
     parser.add_argument("--experts", type=int, help="routed experts per layer; default: all")
     parser.add_argument("--bits", type=int, choices=(4, 8, 32), default=4, help="of matrices; 32: float32")
+    parser.add_argument("--drafter", nargs="?", const="own", choices=shapes.DRAFTERS, help="with the shape's drafter; dspark: V4-Flash-0731's on v4")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -25,7 +26,7 @@ def run_options(o: argparse.Namespace) -> int:
         print(f"bench weights: {o.folder} exists; name a folder that does not", file=sys.stderr)
         return 2
     with mx.stream(mx.cpu):
-        shapes.write_pack(o.folder, o.shape, o.layers, o.experts, o.bits, o.seed)
+        shapes.write_pack(o.folder, o.shape, o.layers, o.experts, o.bits, o.seed, o.drafter)
     size = sum(f.stat().st_size for f in o.folder.iterdir())
     print(f"{o.folder}: {size / 1e9:.2f} GB")
     return 0
