@@ -102,7 +102,7 @@ def command_line(what: str, options: argparse.Namespace) -> str:
 
 
 _OF_RANDOM_BUILDS = {"shape", "layers", "experts", "bits", "drafter"}
-_NAMES = {"shape", "layers", "experts", "bits", "drafter", "routes", "dtype", "peer", "context", "steps", "tokens", "chunks", "repeats", "draft", "cached"}
+_NAMES = _OF_RANDOM_BUILDS | {"routes", "dtype", "peer", "context", "steps", "tokens", "chunks", "repeats", "draft", "cached"}
 
 
 def frame(what: str, engines: dict[str, Engine]) -> dict[str, Any]:

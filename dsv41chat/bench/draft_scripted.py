@@ -51,7 +51,8 @@ class ScriptedDrafter:
         if position >= len(self.text):
             return 0
         true = self.text[position]
-        return true if self.right[position] else (true + 1 + position % 7) % self.vocab
+        # As in prompts, no id of either end: those mean something.
+        return true if self.right[position] else 40 + (true + 1 + position % 7) % (self.vocab - 80)
 
     def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         self.inner.ingest(taps, first_pos, next_tokens)

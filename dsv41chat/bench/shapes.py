@@ -23,7 +23,7 @@ from dsv41chat.engine.config import family_of, parse_v41, read_config_json
 from dsv41chat.engine.config_v4 import parse_v4
 from dsv41chat.engine.pack.build import Pack
 from dsv41chat.engine.pack.dialects import release_tensors
-from dsv41chat.engine.pack.drafter import DrafterFound, drafter_tensors
+from dsv41chat.engine.pack.drafter import drafter_tensors, find_drafter
 from dsv41chat.engine.pack.index import PackIndex, TensorRef
 from dsv41chat.engine.pack.names import Expected, expected_v41
 from dsv41chat.engine.pack.names_v4 import expected_v4
@@ -177,9 +177,9 @@ def made_as(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def outline_pack(shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4) -> Pack:
+def outline_pack(shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4, drafter: str | None = None) -> Pack:
     """The pack that `write_pack` would write, without writing it: for `outline_trunk`, which reads no values."""
-    config = config_of(shape, layers, experts)
+    config = config_of(shape, layers, experts, drafter)
     parsed = (parse_v4 if family_of(config) == "v4" else parse_v41)(config)
     plan, refs = build_plan(parsed), {}
     for name, want in expected_of(config).items():
@@ -188,7 +188,7 @@ def outline_pack(shape: str, layers: int | None = None, experts: int | None = No
             refs[key] = TensorRef(key, Path("none"), tag, stored, 0, size)
     expected = expected_v4(parsed, plan) if family_of(config) == "v4" else expected_v41(parsed, plan)
     index = PackIndex(Path("none"), release_tensors(refs), ())
-    return Pack(Path("none"), parsed, plan, index, expected, "0" * 64, {}, (), DrafterFound(None))
+    return Pack(Path("none"), parsed, plan, index, expected, "0" * 64, {}, (), find_drafter(index.tensors, parsed))
 
 
 def _stored(name: str, want: Expected, bits: int, family: str) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -68,15 +68,14 @@ class DSparkModel:
         ids = mx.array([pending] + [self.noise] * (self.block - 1))
         at = n + np.arange(self.block)
         table = rope_table(self.frequencies, at)
-        slots, present = rings.slots(np.arange(n - self.window, n), n if rings.end == n else 0)
-        keep = mx.concatenate([present, mx.ones((self.block,), dtype=mx.bool_)])[None]
+        slots, keep = rings.slots(np.arange(n - self.window, n), n if rings.end == n else 0, self.block)
         h = mx.repeat(self.embed[ids][:, None], self.streams, axis=1)
-        carry = mx.broadcast_to(mx.array([1.0] + [0.0] * (self.streams - 1)), h.shape[:2])
+        carry = mx.broadcast_to(mx.array([1.0] + [0.0] * (self.streams - 1)), h.shape[:2]) if self.lagged else None
         for stage, ring in zip(self.stages, rings.buffers):
             pre, post, comb = stage.attn_mix(h)
             x = rms(collapse(h, carry if self.lagged else pre), stage.attn_norm, self.eps)
             keys = mx.concatenate([ring[slots], stage.latent(x, table)])[None]
-            h = expand(stage.attend(x, keys, keep, table), h, post, comb)
+            h = expand(stage.attend(x, keys, keep[None], table), h, post, comb)
             carry = pre
             pre, post, comb = stage.ffn_mix(h)
             y = stage.moe(rms(collapse(h, carry if self.lagged else pre), stage.ffn_norm, self.eps), None)
