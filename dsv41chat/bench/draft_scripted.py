@@ -187,6 +187,7 @@ def measure(engine: Engine, rates: Sequence[float], context: int, steps: int, re
             "taps": list(plan.taps), "bytes": engine.pack.drafter_bytes, "summary": drafting.summary(),
         },
         "context": context, "steps": steps, "prompts": repeats,
+        "distinct_experts": arms.distinct_experts(engine, arms.prompt(engine, 65), drafting.block + 1),
         "calibrated_ms": costs,
         "verify_ms_by_rows": {rows: arms.milliseconds(by_rows[rows]) for rows in sorted(by_rows)},
         "bars": bars,

@@ -102,6 +102,7 @@ def test_the_command(tmp_path, capsys):
     found = json.loads(receipt.read_text())
     assert found["build"]["random"]["drafter"] == "own" and found["context"] == 20 and str(tmp_path) not in str(found)
     assert found["bars"]["all arms gave plain decode's ids"] is True and found["drafter"]["stages"] == 2
+    assert found["distinct_experts"]["one_row"] == 2
     never, some, always = (found["rates"][rate] for rate in ("0.0", "0.7", "1.0"))
     assert list(some) == ["off", "1", "2", "3", "5", "auto"] and len(found["calibrated_ms"]["rows"]) == 6
     assert all(arm["tokens"] == 24 for arm in some.values()) and some["off"]["draft_ms"] is None

@@ -69,13 +69,14 @@ class DSparkModel:
         at = n + np.arange(self.block)
         table = rope_table(self.frequencies, at)
         slots, keep = rings.slots(np.arange(n - self.window, n), n if rings.end == n else 0, self.block)
+        keep = keep[None]
         h = mx.repeat(self.embed[ids][:, None], self.streams, axis=1)
         carry = mx.broadcast_to(mx.array([1.0] + [0.0] * (self.streams - 1)), h.shape[:2]) if self.lagged else None
         for stage, ring in zip(self.stages, rings.buffers):
             pre, post, comb = stage.attn_mix(h)
             x = rms(collapse(h, carry if self.lagged else pre), stage.attn_norm, self.eps)
             keys = mx.concatenate([ring[slots], stage.latent(x, table)])[None]
-            h = expand(stage.attend(x, keys, keep[None], table), h, post, comb)
+            h = expand(stage.attend(x, keys, keep, table), h, post, comb)
             carry = pre
             pre, post, comb = stage.ffn_mix(h)
             y = stage.moe(rms(collapse(h, carry if self.lagged else pre), stage.ffn_norm, self.eps), None)
@@ -86,17 +87,18 @@ class DSparkModel:
         """(ids of `want` guesses, logits float32 [want, vocab], confidence logits float32 [want])."""
         z = self.forward(pending, n, rings)[:want]
         base = self.head(rms(z, self.norm, self.eps).astype(self.head_dtype)).astype(mx.float32)
-        prev, ids, rows, memory = mx.array(pending), [], [], []
+        prev, ids, rows, memory = mx.array([pending]), [], [], []
         for j in range(want):
             m = self.markov_embed[prev].astype(mx.float32)
-            row = base[j] + self.markov_head(m[None])[0]
+            # A slice: an index would copy the row.
+            row = base[j : j + 1] + self.markov_head(m)
             prev = draft_choice(row, n + 1 + j, sampling)
             ids.append(prev)
             rows.append(row)
             memory.append(m)
-        logits = mx.stack(rows)
-        confidence = mx.concatenate([z.astype(mx.float32), mx.stack(memory)], axis=-1) @ self.confidence
-        chosen, spread = mx.stack(ids), logit_spread(logits)
+        logits = mx.concatenate(rows)
+        confidence = mx.concatenate([z.astype(mx.float32), mx.concatenate(memory)], axis=-1) @ self.confidence
+        chosen, spread = mx.concatenate(ids), logit_spread(logits)
         mx.eval(chosen, confidence, spread)
         check_spread(spread, n)
         return np.array(chosen).tolist(), logits, confidence

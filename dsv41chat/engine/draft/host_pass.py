@@ -54,6 +54,7 @@ class HostPass:
         ids = np.array([pending] + [m.noise] * (m.block - 1))
         table = host_table(m.frequencies, n + np.arange(m.block))
         slots, keep = rings.slots(np.arange(n - m.window, n), n if rings.end == n else 0, m.block)
+        keep = keep[None]
         rows = self.embed[ids] if self.embed is not None else to_host(m.embed[mx.array(ids)])
         h = np.repeat(rows[:, None], m.streams, axis=1)
         carry = np.zeros(h.shape[:2], np.float32)
@@ -62,7 +63,7 @@ class HostPass:
             pre, post, comb = call(stage.attn_mix, h)
             x = norm(collapse(h, carry if m.lagged else pre), attn_norm, m.eps)
             keys = np.concatenate([ring[slots], call(stage.attention.latent, x, table)])[None]
-            h, carry = spread(attend(stage, x, keys, keep[None], sink, table), h, post, comb), pre
+            h, carry = spread(attend(stage, x, keys, keep, sink, table), h, post, comb), pre
             pre, post, comb = call(stage.ffn_mix, h)
             x = norm(collapse(h, carry if m.lagged else pre), ffn_norm, m.eps)
             h, carry = spread(call(stage.moe.experts, x, *call(stage.moe.choose, x, None)), h, post, comb), pre

@@ -103,11 +103,11 @@ class MTPDrafter:
         stream, ids, spreads = self.last[0], [], []
         for j in range(want):
             logits = self.model.logits(stream)
-            ids.append(draft_choice(logits[0], n + 1 + j, sampling))
+            ids.append(draft_choice(logits, n + 1 + j, sampling))
             spreads.append(logit_spread(logits))
             if j + 1 < want:
-                stream = self.model.entries(stream, ids[-1].reshape(1), n + j, self.rings)
-        chosen, spread = mx.stack(ids), mx.concatenate(spreads)
+                stream = self.model.entries(stream, ids[-1], n + j, self.rings)
+        chosen, spread = mx.concatenate(ids), mx.concatenate(spreads)
         mx.eval(chosen, spread, self.rings.buffers)
         check_spread(spread, n)
         return Proposal(tuple(np.array(chosen).tolist()))
