@@ -162,6 +162,9 @@ bench draft --tokens          | test_option_effects:bench_options_reach_their_ar
 bench draft --long            | test_option_effects:bench_options_reach_their_arm
 bench draft --short           | test_option_effects:bench_options_reach_their_arm
 bench draft --seeds           | test_option_effects:bench_options_reach_their_arm
+bench draft --acceptance      | bench/draft_scripted:the_command
+bench draft --context         | bench/draft_scripted:the_command
+bench draft --steps           | bench/draft_scripted:the_command
 bench draft --output          | test_option_effects:bench_options_reach_their_arm
 bench ui --messages           | test_option_effects:bench_options_reach_their_arm
 bench ui --search-messages    | test_option_effects:bench_options_reach_their_arm

@@ -46,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, help="the first layers of that plan; default: all")
     parser.add_argument("--experts", type=int, help="routed experts per layer; default: all")
     parser.add_argument("--bits", type=int, choices=(4, 8, 32), default=32, help="of random matrices; 32: float32")
+    parser.add_argument("--drafter", nargs="?", const="own", choices=shapes.DRAFTERS, help="random weights with their drafter too")
     parser.add_argument("--routes", nargs="+", default=["auto"], help="arms of this program: auto, stock or names of routes")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the model; default: the device's")
     parser.add_argument("--folder", type=Path, help="where random builds are written (default: the temporary folder); deleted afterwards")
@@ -58,7 +59,8 @@ def build_folder(options: argparse.Namespace) -> Iterator[Path]:
         yield embedded_pack() if str(options.build) == "nano" else options.build
         return
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-build-") as folder:
-        yield shapes.write_pack(Path(folder) / options.shape, options.shape, options.layers, options.experts, options.bits)
+        o = options
+        yield shapes.write_pack(Path(folder) / o.shape, o.shape, o.layers, o.experts, o.bits, drafter=o.drafter)
 
 
 def open_arms(folder: Path, options: argparse.Namespace) -> dict[str, Engine]:
@@ -101,8 +103,8 @@ def command_line(what: str, options: argparse.Namespace) -> str:
     return f"dsv41chat bench {what}{build} {' '.join(words)}".strip()
 
 
-_OF_RANDOM_BUILDS = {"shape", "layers", "experts", "bits"}
-_NAMES = {"shape", "layers", "experts", "bits", "routes", "dtype", "peer", "context", "steps", "tokens", "chunks", "repeats", "draft", "cached"}
+_OF_RANDOM_BUILDS = {"shape", "layers", "experts", "bits", "drafter"}
+_NAMES = _OF_RANDOM_BUILDS | {"routes", "dtype", "peer", "context", "steps", "tokens", "chunks", "repeats", "draft", "cached"}
 
 
 def frame(what: str, engines: dict[str, Engine]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 All arms of a prompt run in one process, round by round in turn: the arm that is behind goes next, so that they share the machine's
 moods, and only ratios are quoted. Drafter, walk and policy are in the drafted arms' time; the plain arm does no drafter work. Every arm
 must give the same ids. The second part is text where drafting does not pay: random prompts, sampled hot, end ids ignored.
+
+With `--acceptance` the text decides nothing: `draft_scripted`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dsv41chat.bench.receipt import RECEIPTS, environment, write_receipt
 from dsv41chat.engine.chat.encode import encode_prompt
 from dsv41chat.engine.chat.messages import Message, RenderOptions
 from dsv41chat.engine.chat.tokenizer import stop_ids
-from dsv41chat.engine.draft.base import PlainDrafter
+from dsv41chat.engine.draft.base import Drafter, PlainDrafter
 from dsv41chat.engine.draft.verify import run_round
 from dsv41chat.engine.engine import Engine, open_engine
 from dsv41chat.engine.sampling import SamplingParams, choose
@@ -64,11 +66,19 @@ class Arm:
         drafting = self.engine.drafting
         self.policy = drafting.new_policy()
         self.depth = drafting.depth(self.mode, self.policy)
-        self.drafter = drafting.new_drafter() if self.mode != "off" else PlainDrafter()
+        self.drafter = self.new_drafter() if self.mode != "off" else PlainDrafter()
         self.target, self.counts = Target(self.engine.trunk), Counter()
-        trial = self.target.rows(self.prompt[:-1], logits_from=None, want_taps=self.drafter.needs_taps)
-        self.target.commit(trial, trial.count)
-        self.drafter.ingest(trial.taps, 0, self.prompt[1:])
+        end, chunk = len(self.prompt) - 1, self.engine.prefill_chunk
+        for n in range(0, end, chunk):
+            stop = min(end, n + chunk)
+            taps = self.drafter.needs_taps and stop > end - self.drafter.window
+            trial = self.target.rows(self.prompt[n:stop], logits_from=None, want_taps=taps)
+            self.target.commit(trial, trial.count)
+            if taps:
+                self.drafter.ingest(trial.taps, n, self.prompt[n + 1 : stop + 1])
+
+    def new_drafter(self) -> Drafter:
+        return self.engine.drafting.new_drafter()
 
     def emit(self, token: int) -> str | None:
         self.ids.append(token)
@@ -91,10 +101,15 @@ class Arm:
             self.by_depth[j][1] += j < result.accepted
 
 
-def race(arms: list[Arm]) -> None:
-    """All arms to their end; the one with the fewest tokens takes the next round. Raises RuntimeError unless all say the same."""
+def run_in_turn(arms: Sequence[Arm]) -> None:
+    """All arms to their end; the one with the fewest tokens takes the next round."""
     while running := [arm for arm in arms if arm.ended is None]:
         min(running, key=lambda arm: len(arm.ids)).step()
+
+
+def race(arms: list[Arm]) -> None:
+    """All arms to their end. Raises RuntimeError unless all say the same."""
+    run_in_turn(arms)
     if len({tuple(arm.ids) for arm in arms}) != 1:
         raise RuntimeError("the arms do not give the same ids: " + ", ".join(f"{arm.mode} {ids_hash(arm.ids)[:8]}" for arm in arms))
     for arm in arms:
@@ -214,8 +229,12 @@ def run(engine: Engine, repeats: int, limit: int, long_tokens: int, short_tokens
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--build", type=Path, help="folder of the build (default: the embedded model)")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--build", type=Path, help="folder of the build; `nano`, the default: the embedded model")
+    parser.add_argument("--repeats", type=int, default=3, help="of the first part; with --acceptance: random prompts")
+    scripted = parser.add_argument_group("a scripted acceptance, for builds of random weights (bench weights --drafter) and any other")
+    scripted.add_argument("--acceptance", type=float, nargs="+", help="chances that a guess is right; the drafter runs and only its ids are replaced")
+    scripted.add_argument("--context", type=int, default=512, help="tokens of a random prompt")
+    scripted.add_argument("--steps", type=int, default=256, help="tokens of an answer")
     parser.add_argument("--tokens", type=int, default=96, help="longest answer of the first part")
     parser.add_argument("--long", type=int, default=1500, help="tokens of the long unprofitable answers; 0: none")
     parser.add_argument("--short", type=int, default=256, help="tokens of the short unprofitable answers; 0: none")
@@ -225,7 +244,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_options(options: argparse.Namespace) -> int:
     """Measure, print the bars, write the receipt. Returns the exit code."""
-    engine = open_engine(options.build or embedded_pack())
+    if options.acceptance:
+        from dsv41chat.bench import draft_scripted
+
+        return draft_scripted.run_options(options)
+    engine = open_engine(embedded_pack() if options.build is None or str(options.build) == "nano" else options.build)
     if not engine.drafting.block or engine.tokenizer is None:
         print(f"bench draft: {engine.drafting.fault or 'this build has no drafter or no tokenizer'}", file=sys.stderr)
         return 2

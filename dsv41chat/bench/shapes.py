@@ -3,7 +3,8 @@
 Layers differ (each has its own values, and its place in the release's plan), routing is spread (router rows are random and have no
 bias), and an id that would end an answer is never the likeliest. Tensors carry the names that MLX conversions use, so peers open the
 same files. Quantised matrices get random words whose values have mean 0 and deviation in^-1/2; nothing is quantised from floats, so
-packs of any size are made slice by slice. As EXL3 (`form`) the same matrices are trellises, of which any words are a valid one.
+packs of any size are made slice by slice. As EXL3 (`form`) the same matrices are trellises, of which any words are a valid one. A
+drafter's stages come after the trunk, whose values do not depend on them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -25,11 +27,12 @@ from dsv41chat.engine.config_v4 import parse_v4
 from dsv41chat.engine.ops.exl3 import BLOCK
 from dsv41chat.engine.pack.build import Pack
 from dsv41chat.engine.pack.dialects import release_tensors
-from dsv41chat.engine.pack.drafter import DrafterFound
+from dsv41chat.engine.pack.drafter import drafter_tensors, find_drafter
 from dsv41chat.engine.pack.index import PackIndex, TensorRef
 from dsv41chat.engine.pack.names import Expected, expected_v41
 from dsv41chat.engine.pack.names_v4 import expected_v4
 from dsv41chat.engine.plan import build_plan
+from dsv41chat.engine.published import V4_FLASH, V4_FLASH_0731, V41_FLASH
 from dsv41chat.nano import embedded_pack
 
 GROUP = 64
@@ -57,9 +60,14 @@ _V4: dict[str, Any] = _COMMON | {
     "moe_intermediate_size": 2048, "n_routed_experts": 256, "compress_ratios": [0, 0] + [4, 128] * 20 + [4], "index_n_heads": 64,
     "num_hash_layers": 3, "bos_token_id": 0, "eos_token_id": 1, "architectures": ["DeepseekV4ForCausalLM"],
 }  # fmt: skip
+# Its config says 1, and three stages are there.
+_0731 = V4_FLASH_0731 | {"num_nextn_predict_layers": 3}
 SHAPES = ("v41", "v4", "nano")
 MADE = "random_weights.json"
+# own: what the release of the shape carries (V4: the next-token block); dspark: what V4-Flash-0731 has in its place.
+DRAFTERS = ("own", "dspark")
 
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 # Release names -> names that the peer of a family and this program read, in order. mlx-vlm keeps most of the release's.
 _V4_NAMES = ((re.compile(r"^head\."), "lm_head."),) + tuple(
     (re.compile(rf"\.experts\.{w}\."), f".switch_mlp.{to}.") for w, to in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj"))
@@ -80,16 +88,17 @@ _V41_NAMES = tuple(
 )  # fmt: skip
 
 
-def config_of(shape: str, layers: int | None, experts: int | None) -> dict[str, Any]:
+def config_of(shape: str, layers: int | None, experts: int | None, drafter: str | None = None) -> dict[str, Any]:
     """config.json of a pack: the first `layers` of the release's plan, `experts` routed experts; None: as many as it has.
 
-    nano: the embedded model's, without its engram tables.
+    nano: the embedded model's, without its engram tables. drafter: one of DRAFTERS, or None.
     """
+    own: dict[str, Any] = {}
     if shape == "nano":
         outer = deepcopy(read_config_json(embedded_pack()))
         text = outer["text_config"]
         for key in [k for k in text if k.startswith(("engram_", "dspark_")) or k == "num_nextn_predict_layers"]:
-            del text[key]
+            own[key] = text.pop(key)
         outer.pop("quantization_config", None)
     elif shape == "v41":
         ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "image_token_id": 129264}
@@ -104,20 +113,36 @@ def config_of(shape: str, layers: int | None, experts: int | None) -> dict[str, 
     for key in ("kv_source_layer_ids", "index_source_layer_ids"):
         if key in text:
             text[key] = [i for i in text[key] if i < count]
+    if drafter is not None:
+        own = own if shape == "nano" else V41_FLASH["text_config"] if shape == "v41" else _0731 if drafter == "dspark" else V4_FLASH
+        text |= _drafter_config(own, count, experts)
     text["n_routed_experts"] = experts or text["n_routed_experts"]
     return outer
 
 
+def _drafter_config(own: dict[str, Any], layers: int, experts: int | None) -> dict[str, Any]:
+    """The keys of a release's drafter for a trunk of its first `layers`: taps as far from the last layer as there, at most `experts`."""
+    found = {k: v for k, v in own.items() if k.startswith("dspark_") or k == "num_nextn_predict_layers"}
+    if taps := found.get("dspark_target_layer_ids"):
+        found["dspark_target_layer_ids"] = [t for t in (t - taps[-1] - 1 + layers for t in taps) if t >= 0]
+    for key in ("dspark_n_routed_experts", "dspark_num_experts_per_tok"):
+        if key in found and experts is not None:
+            found[key] = min(experts, found[key])
+    return found
+
+
 def expected_of(config: dict[str, Any]) -> dict[str, Expected]:
-    """Every tensor by release name; routed experts as one stack per matrix, `experts.w1`."""
-    if family_of(config) == "v4":
-        c = parse_v4(config)
-        return expected_v4(c, build_plan(c), stacked=True)
-    c, out = parse_v41(config), {}
-    for name, want in expected_v41(c, build_plan(c)).items():
-        match = re.match(r"(.*\.experts)\.(\d+)\.(.*)", name)
+    """Every tensor by release name, a drafter's last; routed experts as one stack per matrix, `experts.w1`."""
+    c = parse_v4(config) if family_of(config) == "v4" else parse_v41(config)
+    found = expected_v4(c, build_plan(c), stacked=True) if c.family == "v4" else expected_v41(c, build_plan(c))
+    if stages := config.get("text_config", config).get("num_nextn_predict_layers", 0):
+        found |= drafter_tensors(c, list(range(stages)))
+    out, counts = {}, Counter(match.expand(r"\1.\3") for match in map(_EXPERT.match, found) if match)
+    for name, want in found.items():
+        match = _EXPERT.match(name)
         if match and match[2] == "0":
-            out[f"{match[1]}.{match[3]}"] = Expected((c.n_routed_experts, *want.shape), "linear")
+            stack = match.expand(r"\1.\3")
+            out[stack] = Expected((counts[stack], *want.shape), "linear")
         elif not match and not want.optional:
             out[name] = want
     return out
@@ -130,13 +155,14 @@ def peer_name(name: str, family: str) -> str:
 
 
 def write_pack(
-    folder: Path, shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4, seed: int = 0, form: str = "affine"
+    folder: Path, shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4, seed: int = 0, form: str = "affine",
+    drafter: str | None = None,
 ) -> Path:
-    """bits: as `FORMS` has them; of affine ones 32 means float32 throughout, the others are in groups of 64. One file per layer. Returns
-    the folder. Raises ValueError for a width that the form does not have."""
+    """bits: as `FORMS` has them; of affine ones 32 means float32 throughout, the others are in groups of 64. drafter: one of DRAFTERS. One
+    file per layer. Returns the folder. Raises ValueError for a width that the form does not have."""
     if bits not in FORMS[form]:
         raise ValueError(f"{form} matrices have {', '.join(map(str, FORMS[form]))} bits here, not {bits}")
-    config = config_of(shape, layers, experts)
+    config = config_of(shape, layers, experts, drafter)
     if form == "exl3":
         config["quantization_config"] = {"quant_method": "exl3", "bits": bits, "codebook": _CODEBOOK}
     elif bits != 32:
@@ -151,7 +177,7 @@ def write_pack(
         mx.clear_cache()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    made = {"shape": shape, "layers": layers, "experts": experts, "bits": bits, "seed": seed, "form": form}
+    made = {"shape": shape, "layers": layers, "experts": experts, "bits": bits, "seed": seed, "form": form, "drafter": drafter}
     (folder / MADE).write_text(json.dumps(made))
     return folder
 
@@ -164,9 +190,11 @@ def made_as(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def outline_pack(shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4, form: str = "affine") -> Pack:
+def outline_pack(
+    shape: str, layers: int | None = None, experts: int | None = None, bits: int = 4, form: str = "affine", drafter: str | None = None
+) -> Pack:
     """The pack that `write_pack` would write, without writing it: for `outline_trunk`, which reads no values."""
-    config = config_of(shape, layers, experts)
+    config = config_of(shape, layers, experts, drafter)
     parsed = (parse_v4 if family_of(config) == "v4" else parse_v41)(config)
     plan, refs = build_plan(parsed), {}
     for name, want in expected_of(config).items():
@@ -175,7 +203,7 @@ def outline_pack(shape: str, layers: int | None = None, experts: int | None = No
             refs[key] = TensorRef(key, Path("none"), tag, stored, 0, size)
     expected = expected_v4(parsed, plan) if family_of(config) == "v4" else expected_v41(parsed, plan)
     index = PackIndex(Path("none"), release_tensors(refs), ())
-    return Pack(Path("none"), parsed, plan, index, expected, "0" * 64, {}, (), DrafterFound(None))
+    return Pack(Path("none"), parsed, plan, index, expected, "0" * 64, {}, (), find_drafter(index.tensors, parsed))
 
 
 def _stored(name: str, want: Expected, config: dict[str, Any], bits: int, form: str) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -254,8 +282,9 @@ def _files(
     groups = config.get("text_config", config)["o_groups"]
     parts: dict[str, dict[str, Expected]] = {}
     for name, want in expected.items():
-        match = re.match(r"layers\.(\d+)\.", name)
-        parts.setdefault(f"model-{int(match[1]):03}.safetensors" if match else "model-head.safetensors", {})[name] = want
+        match = re.match(r"(layers|mtp)\.(\d+)\.", name)
+        part = "head" if match is None else f"{'draft-' * (match[1] == 'mtp')}{int(match[2]):03}"
+        parts.setdefault(f"model-{part}.safetensors", {})[name] = want
     for (file, names), seed in zip(parts.items(), seeds.spawn(len(parts))):
         rng, out = np.random.default_rng(seed), {}
         for name, want in names.items():

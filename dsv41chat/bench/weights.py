@@ -18,6 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--experts", type=int, help="routed experts per layer; default: all")
     parser.add_argument("--form", choices=shapes.FORMS, default="affine", help="of matrices: MLX's affine words, or EXL3 trellises")
     parser.add_argument("--bits", type=int, help="of matrices: affine 4, 8 or 32 (float32; default 4), exl3 1 to 8 (default 3)")
+    parser.add_argument("--drafter", nargs="?", const="own", choices=shapes.DRAFTERS, help="with the shape's drafter; dspark: V4-Flash-0731's on v4")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -27,7 +28,7 @@ def run_options(o: argparse.Namespace) -> int:
         return 2
     try:
         with mx.stream(mx.cpu):
-            shapes.write_pack(o.folder, o.shape, o.layers, o.experts, o.bits or (3 if o.form == "exl3" else 4), o.seed, o.form)
+            shapes.write_pack(o.folder, o.shape, o.layers, o.experts, o.bits or (3 if o.form == "exl3" else 4), o.seed, o.form, o.drafter)
     except ValueError as error:
         print(f"bench weights: {error}", file=sys.stderr)
         return 2

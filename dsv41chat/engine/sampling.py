@@ -15,6 +15,7 @@ import numpy as np
 from dsv41chat.engine.errors import EngineError
 
 K_MAX = 1024
+_SHARES = 32
 _MASK = (1 << 64) - 1
 _SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 
@@ -67,16 +68,24 @@ def keyed_uniform(seed: int, position: int, ids: np.ndarray) -> np.ndarray:
     return ((keyed_bits(seed, position, ids) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
+def _largest(z: np.ndarray, k: int) -> np.ndarray:
+    """Ascending ids of the k largest values and of all that equal the last of them."""
+    ids, width = np.arange(len(z)), len(z) // _SHARES
+    if width > k:
+        # The largest of each share: k of these reach `bound`, so at least k values do, and few others have to be looked at.
+        tops = z[: width * _SHARES].reshape(_SHARES, width).max(axis=0)
+        bound = np.partition(tops, width - k)[width - k]
+        ids = np.flatnonzero(z >= bound)
+    values = z[ids]
+    return ids[values >= np.partition(values, len(ids) - k)[len(ids) - k]] if k < len(ids) else ids
+
+
 def filtered(z: np.ndarray, params: SamplingParams, limit: int = K_MAX) -> tuple[np.ndarray, np.ndarray]:
-    """Surviving candidates of a float64 logits row, best first: (ids int64 [k], scaled logits float64 [k])."""
+    """Surviving candidates of a logits row, float64 or float32, best first: (ids int64 [k], scaled logits float64 [k])."""
     k = min(params.top_k or len(z), limit, len(z))
-    if k < len(z):
-        threshold = np.partition(z, len(z) - k)[len(z) - k]
-        ids = np.flatnonzero(z >= threshold)
-    else:
-        ids = np.arange(len(z))
+    ids = _largest(z, k)
     ids = ids[np.lexsort((ids, -z[ids]))][:k]
-    s = z[ids] / max(params.temperature, 1e-6)
+    s = z[ids].astype(np.float64) / max(params.temperature, 1e-6)
     keep = k
     if params.top_p < 1:
         p = np.exp(s - s[0])
@@ -101,8 +110,9 @@ def choose(logits: np.ndarray, position: int, counts: Mapping[int, int], params:
     penalised = bool(counts) and bool(params.presence_penalty or params.frequency_penalty)
     if params.temperature == 0 and not penalised:
         return int(np.argmax(logits))
-    z = np.array(logits, np.float64)
+    z = logits
     if penalised:
+        z = np.array(logits, np.float64)
         seen = np.fromiter(counts.keys(), np.int64, len(counts))
         z[seen] -= params.presence_penalty + params.frequency_penalty * np.fromiter(counts.values(), np.float64, len(counts))
     if params.temperature == 0:

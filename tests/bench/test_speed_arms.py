@@ -172,7 +172,7 @@ def test_weights_for_several_runs(tmp_path, capsys):
     folder = tmp_path / "b"
     words = ["bench", "weights", str(folder), "--shape", "nano", "--layers", "2", "--experts", "4"]
     assert cli.main(words).code == 0 and cli.main(words).code == 2
-    assert shapes.made_as(folder) == {"shape": "nano", "layers": 2, "experts": 4, "bits": 4, "seed": 0, "form": "affine"}
+    assert shapes.made_as(folder) == {"shape": "nano", "layers": 2, "experts": 4, "bits": 4, "seed": 0, "form": "affine", "drafter": None}
     found = run(decode, tmp_path, "--build", str(folder), "--context", "10", "--steps", "2")
     assert found["build"]["random"]["layers"] == 2 and str(tmp_path) not in str(found)
 

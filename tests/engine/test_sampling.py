@@ -37,6 +37,19 @@ def test_golden_cases(case):
         assert list(filtered(penalised, params)[0]) == case["candidates"]
 
 
+@pytest.mark.parametrize("size", [1, 7, 96, 4096, 70_000])
+def test_candidates_are_the_largest_by_value_then_by_id(size):
+    """Among rows with many equal values too, and of either precision; a whole sort says the same."""
+    rng = np.random.default_rng(size)
+    for row in (rng.standard_normal(size), np.round(rng.standard_normal(size), 1), np.where(rng.random(size) < 0.99, -1e30, rng.random(size))):
+        row = row.astype(np.float32)
+        order = np.lexsort((np.arange(size), -row))
+        for limit in (1, 5, 64, 1024):
+            for z in (row, row.astype(np.float64)):
+                ids, s = filtered(z, SamplingParams(temperature=0.7), limit)
+                assert list(ids) == list(order[:limit]) and list(s) == list(row[ids].astype(np.float64) / 0.7)
+
+
 def test_it_samples_the_softmax():
     z = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
     got = Counter(choose(z, position, {}, SamplingParams(temperature=1.0, seed=3)) for position in range(4000))

@@ -80,15 +80,15 @@ class PlainDrafter:
 
 
 def draft_choice(row: mx.array, position: int, sampling: SamplingParams) -> mx.array:
-    """The guess for `position` from a drafter's logits row [vocab]: an int scalar, on the device where the turn is greedy.
+    """The guess for `position` from a drafter's logits row [1, vocab]: int [1], on the device where the turn is greedy.
 
     Sampled turns share the target's noise of that position, so that drafter and target agree more often than by chance.
     """
-    return mx.argmax(row) if sampling.temperature == 0 else mx.array(host_choice(np.array(row), position, sampling))
+    return mx.argmax(row, axis=-1) if sampling.temperature == 0 else mx.array([host_choice(np.array(row)[0], position, sampling)])
 
 
 def host_choice(row: np.ndarray, position: int, sampling: SamplingParams) -> int:
-    """`draft_choice` of a row on the host."""
+    """`draft_choice` of a row [vocab] on the host."""
     return int(np.argmax(row)) if sampling.temperature == 0 else choose(row, position, {}, sampling, _DRAFT_CANDIDATES)
 
 

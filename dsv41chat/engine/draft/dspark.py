@@ -68,10 +68,10 @@ class DSparkModel:
         ids = mx.array([pending] + [self.noise] * (self.block - 1))
         at = n + np.arange(self.block)
         table = rope_table(self.frequencies, at)
-        slots, present = rings.slots(np.arange(n - self.window, n), n if rings.end == n else 0)
-        keep = mx.concatenate([present, mx.ones((self.block,), dtype=mx.bool_)])[None]
+        slots, keep = rings.slots(np.arange(n - self.window, n), n if rings.end == n else 0, self.block)
+        keep = keep[None]
         h = mx.repeat(self.embed[ids][:, None], self.streams, axis=1)
-        carry = mx.broadcast_to(mx.array([1.0] + [0.0] * (self.streams - 1)), h.shape[:2])
+        carry = mx.broadcast_to(mx.array([1.0] + [0.0] * (self.streams - 1)), h.shape[:2]) if self.lagged else None
         for stage, ring in zip(self.stages, rings.buffers):
             pre, post, comb = stage.attn_mix(h)
             x = rms(collapse(h, carry if self.lagged else pre), stage.attn_norm, self.eps)
@@ -87,17 +87,18 @@ class DSparkModel:
         """(ids of `want` guesses, logits float32 [want, vocab], confidence logits float32 [want])."""
         z = self.forward(pending, n, rings)[:want]
         base = self.head(rms(z, self.norm, self.eps).astype(self.head_dtype)).astype(mx.float32)
-        prev, ids, rows, memory = mx.array(pending), [], [], []
+        prev, ids, rows, memory = mx.array([pending]), [], [], []
         for j in range(want):
             m = self.markov_embed[prev].astype(mx.float32)
-            row = base[j] + self.markov_head(m[None])[0]
+            # A slice: an index would copy the row.
+            row = base[j : j + 1] + self.markov_head(m)
             prev = draft_choice(row, n + 1 + j, sampling)
             ids.append(prev)
             rows.append(row)
             memory.append(m)
-        logits = mx.stack(rows)
-        confidence = mx.concatenate([z.astype(mx.float32), mx.stack(memory)], axis=-1) @ self.confidence
-        chosen, spread = mx.stack(ids), logit_spread(logits)
+        logits = mx.concatenate(rows)
+        confidence = mx.concatenate([z.astype(mx.float32), mx.concatenate(memory)], axis=-1) @ self.confidence
+        chosen, spread = mx.concatenate(ids), logit_spread(logits)
         mx.eval(chosen, confidence, spread)
         check_spread(spread, n)
         return np.array(chosen).tolist(), logits, confidence

@@ -53,8 +53,8 @@ class HostPass:
         m = self.model
         ids = np.array([pending] + [m.noise] * (m.block - 1))
         table = host_table(m.frequencies, n + np.arange(m.block))
-        slots, present = rings.slots(np.arange(n - m.window, n), n if rings.end == n else 0)
-        keep = np.concatenate([present, np.ones(m.block, bool)])[None]
+        slots, keep = rings.slots(np.arange(n - m.window, n), n if rings.end == n else 0, m.block)
+        keep = keep[None]
         rows = self.embed[ids] if self.embed is not None else to_host(m.embed[mx.array(ids)])
         h = np.repeat(rows[:, None], m.streams, axis=1)
         carry = np.zeros(h.shape[:2], np.float32)

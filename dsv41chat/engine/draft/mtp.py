@@ -103,17 +103,17 @@ class MTPDrafter:
         stream, ids, spreads = self.last[0], [], []
         for j in range(want):
             logits = self.model.logits(stream)
-            ids.append(draft_choice(logits[0], n + 1 + j, sampling))
+            ids.append(draft_choice(logits, n + 1 + j, sampling))
             spreads.append(logit_spread(logits))
             if j + 1 < want:
-                stream = self.model.entries(stream, ids[-1].reshape(1), n + j, self.rings)
-        chosen, spread = mx.stack(ids), mx.concatenate(spreads)
-        mx.eval(chosen, spread)
+                stream = self.model.entries(stream, ids[-1], n + j, self.rings)
+        chosen, spread = mx.concatenate(ids), mx.concatenate(spreads)
+        mx.eval(chosen, spread, self.rings.buffers)
         check_spread(spread, n)
         return Proposal(tuple(np.array(chosen).tolist()))
 
     def flush(self) -> None:
-        """Make the entries of all committed rows that wait."""
+        """Make the entries of all committed rows that wait: they are on their way, and the device works while a chain is built."""
         waiting = self.queue.take()
         if waiting is None:
             return
@@ -122,7 +122,7 @@ class MTPDrafter:
         h = rows.reshape(len(tokens), self.model.streams, -1).astype(self.model.dtype)
         stream = self.model.entries(h, mx.array(np.array(tokens, np.int32)), first, self.rings)[-1:]
         self.rings.advance(first + len(tokens))
-        mx.eval(stream, self.rings.buffers)
+        mx.async_eval(stream, self.rings.buffers)
         self.last = stream, tokens[-1]
 
     def truncate(self, n: int) -> None:
@@ -135,6 +135,7 @@ class MTPDrafter:
         self.flush()
         out = self.rings.state()
         if self.last is not None:
+            mx.eval(self.last[0])
             out |= {"draft.last": self.last[0], "draft.token": mx.array([self.last[1]])}
         return out
 

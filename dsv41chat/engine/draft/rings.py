@@ -55,9 +55,14 @@ class DraftRings:
         self.end = min(self.end, n)
         self.valid_from = min(max(self.valid_from, self.high - self.rows), self.end)
 
-    def slots(self, at: np.ndarray, limit: int) -> tuple[mx.array | np.ndarray, mx.array | np.ndarray]:
-        """(slots int32, present) of absolute positions `at`; present are those of valid_from .. limit - 1."""
+    def slots(self, at: np.ndarray, limit: int, own: int = 0) -> tuple[mx.array | np.ndarray, mx.array | np.ndarray]:
+        """(slots int32, present) of absolute positions `at`; present are those of valid_from .. limit - 1.
+
+        own: so many rows that are always present follow those of a one-dimensional `at`.
+        """
         present = (at >= self.valid_from) & (at < limit)
+        if own:
+            present = np.concatenate([present, np.ones(own, bool)])
         return self._array((np.maximum(at, 0) % self.rows).astype(np.int32)), self._array(present)
 
     def state(self) -> dict[str, mx.array]:
