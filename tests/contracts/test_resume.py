@@ -20,7 +20,8 @@ SEEDED = ("--temperature", "0.8", "--seed", "3", "--effort", "off")
 THINKING = ("--temperature", "0", "--effort", "high")
 
 
-def test_turn_two_in_a_new_process_resumes_exactly(tmp_path):
+def test_turn_two_in_a_new_process_resumes_exactly(tmp_path, program):
+    """Each turn that keeps or resumes a state has a process of its own; those without states are taken here."""
     kept, cold = tmp_path / "kept", tmp_path / "cold"
     first = turn(kept, FIRST, *GREEDY, more=False)
     second = turn(kept, SECOND, *GREEDY)
@@ -30,8 +31,9 @@ def test_turn_two_in_a_new_process_resumes_exactly(tmp_path):
     assert second.usage["prefilled_tokens"] <= len(SECOND) + 8
     assert second.json["timing"]["resume_s"] > 0
     for got, text, more in ((first, FIRST, False), (second, SECOND, True)):
-        want = turn(cold, text, *GREEDY, "--no-cache", more=more)
-        assert want.json["ids_hash"] == got.json["ids_hash"] and want.usage["cached_tokens"] == 0
+        words = ["--json", *(["-c"] if more else []), "-p", text, "--max-tokens", "12", *GREEDY, "--no-cache"]
+        want = program.at(cold)(*words, real=True).object
+        assert want["ids_hash"] == got.json["ids_hash"] and want["usage"]["cached_tokens"] == 0
     assert not (cold / "cache" / "prompt_cache").exists()
 
 

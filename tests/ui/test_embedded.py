@@ -37,12 +37,12 @@ def test_a_pipe_gets_the_answer_and_nothing_else(tmp_path):
 UNSURE = "xq"  # a prompt that the model has no one answer to
 
 
-def test_seeds_repeat_in_new_processes_and_differ_from_each_other(tmp_path):
-    hashes = []
-    for seed in ("7", "7", "8"):
-        out, _ = child(tmp_path, ["--json", "--temperature", "0.8", "--seed", seed, *SHORT, UNSURE]).communicate(timeout=120)
-        hashes.append(json.loads(out)["ids_hash"])
-    assert hashes[0] == hashes[1] != hashes[2]
+def test_seeds_repeat_in_new_processes_and_differ_from_each_other(tmp_path, program):
+    """Seed 7 here and in a process of its own, seed 8 here."""
+    words = ["--json", "--temperature", "0.8", *SHORT, UNSURE, "--seed"]
+    out, _ = child(tmp_path, [*words, "7"]).communicate(timeout=120)
+    seven, eight = (program(*words, seed, real=True).object["ids_hash"] for seed in ("7", "8"))
+    assert json.loads(out)["ids_hash"] == seven != eight
 
 
 def test_the_screen_and_scripted_mode_give_one_answer(program):
@@ -66,7 +66,7 @@ def test_the_screen_and_scripted_mode_give_one_answer(program):
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-def test_the_screen_in_a_terminal_gives_the_scripted_answer(tmp_path):
+def test_the_screen_in_a_terminal_gives_the_scripted_answer(tmp_path, program):
     """`dsv41chat` as a person starts it: the same options, the same ids; on leaving it says how to come back."""
     data, options = tmp_path / "data", ["--temperature", "0.8", "--seed", "7", *SHORT]
     with Terminal(tmp_path) as terminal:
@@ -77,8 +77,8 @@ def test_the_screen_in_a_terminal_gives_the_scripted_answer(tmp_path):
     with Store.open(data, readonly=True) as store:
         shown = store.message(store.last_conversation().leaf_id)
     assert f"resume with: dsv41chat --resume {shown.conversation_id}" in screen
-    out, _ = child(tmp_path / "other", ["--json", *options, UNSURE]).communicate(timeout=120)
-    assert json.loads(out)["ids_hash"] == shown.ids_hash
+    scripted = program.at(tmp_path / "other")("--json", *options, UNSURE, real=True)
+    assert scripted.object["ids_hash"] == shown.ids_hash
 
 
 @pytest.mark.slow

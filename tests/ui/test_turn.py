@@ -183,7 +183,8 @@ def test_continue_inside_a_thought(setup):
 
 @pytest.mark.parametrize("thinking", ["", "a long thought " * 20])
 def test_cancel_keeps_what_was_shown(setup, thinking):
-    s = setup(Script("word " * 400, thinking=thinking, delay_s=0.002))
+    script = Script("word " * 400, thinking=thinking, delay_s=0.002)
+    s = setup(script)
     shown = {"thinking": "", "answer": ""}
     for event in s.controller.run(TurnRequest(text="a")):
         if isinstance(event, Piece):
@@ -193,6 +194,7 @@ def test_cancel_keeps_what_was_shown(setup, thinking):
     m = s.store.message(event.message.id)
     assert (m.text, m.thinking, m.state) == (shown["answer"], shown["thinking"], "stopped")
     assert len(m.text) < 2000
+    script.delay_s = 0.0
     assert s.run("next", event.conversation_id)[-1].finish == "stop", "the next turn works"
 
 
@@ -224,7 +226,7 @@ def test_cancel_while_loading(setup):
 
 
 def test_abort_does_not_wait_for_the_engine(setup):
-    s = setup(Script("word " * 100, delay_s=0.01, ignore_cancel=True))
+    s = setup(Script("word " * 30, delay_s=0.01, ignore_cancel=True))
     for event in s.controller.run(TurnRequest(text="a", overrides={"effort": "off"})):
         if isinstance(event, Piece):
             s.controller.abort()

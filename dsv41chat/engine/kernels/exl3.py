@@ -10,14 +10,16 @@ from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import compiled_rows
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_exl3 import EXL3_MATVEC, EXL3_ROTATE
-from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS, EXL3_JOIN, EXL3_SPLIT, EXL3_TENSOR
+from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS, EXL3_JOIN, EXL3_SPLIT, EXL3_TENSOR, EXL3_TENSOR_FEW
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear, Exl3Stack
 from dsv41chat.engine.ops.exl3 import BLOCK, CODEBOOKS
 
 # SIMD groups along the inputs; a constant, because it orders a sum.
 _SPLITS = 4
-# As many groups of a launch keep every processor of a large device busy.
-_BUSY_GROUPS = 128
+# Processors of a large device, among which groups are dealt out; and what a group costs besides its runs of 128 inputs, in such runs.
+_PROCESSORS, _START = 132, 0.5
+# Shared memory that a group of `EXL3_TENSOR_FEW` may have.
+_SHARED_BYTES, _FEW_ROWS = 32 << 10, 2
 
 
 def stack_constants(module: Exl3Linear | Exl3Stack) -> dict[str, int]:
@@ -30,9 +32,14 @@ def stack_constants(module: Exl3Linear | Exl3Stack) -> dict[str, int]:
     return {"K2": module.words.shape[-1] // 4, "BOOK": CODEBOOKS.index(module.codebook)}
 
 
-def splits_of(blocks: int, most: int = _SPLITS) -> int:
-    """SIMD groups that share `blocks` runs of 128 inputs evenly, at most `most`."""
-    return next((n for n in range(min(most, blocks), 1, -1) if blocks % n == 0), min(most, blocks))
+def parts_of(runs: int, wide: int, splits: int) -> int:
+    """Into how many parts `runs` runs of 128 inputs are cut, so that `wide` groups for each are dealt out evenly. splits: SIMD groups of a
+    group that share its runs."""
+    up = lambda a, b: -(-a // b)
+    cost = lambda parts: up(wide * parts, _PROCESSORS) * splits * (up(up(runs, parts), splits) + _START)
+    # Parts of equal size but for the last, and none empty.
+    sizes = sorted({up(runs, parts) for parts in range(1, max(1, runs // splits) + 1)}, reverse=True)
+    return min((up(runs, size) for size in sizes), key=cost)
 
 
 class Exl3Matvec:
@@ -58,23 +65,30 @@ class Exl3Matvec:
 
 
 class Exl3TensorMatvec(Exl3Matvec):
-    """The same on CUDA's matrix unit. Inputs of a matrix with few outputs are split over several groups, whose sums a third launch joins."""
+    """The same on CUDA's matrix unit. Inputs of a matrix with few outputs are cut into parts, whose sums another launch joins; one or two
+    rows are turned where they are used."""
 
     def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack):
         super().__init__(backend, module)
-        blocks, wide = self.inputs // BLOCK, self.outputs // BLOCK * self.groups
-        self.splits = splits_of(blocks)
-        # Fixed by the shape, because it orders a sum.
-        self.parts = max(1, min(-(-_BUSY_GROUPS // wide), blocks // self.splits))
+        runs, wide = self.inputs // BLOCK, self.outputs // BLOCK * self.groups
+        # Both fixed by the shape, because they order a sum.
+        self.splits = min(_SPLITS if runs % 4 == 0 else 2, runs)
+        self.parts = parts_of(runs, wide, self.splits)
+        self.per = -(-runs // self.parts)
 
     def __call__(self, x: mx.array) -> mx.array:
         n, wide, width, total = x.shape[0], int(x.dtype == mx.float32), self.groups * self.inputs, self.groups * self.outputs
-        turned = (n, width // BLOCK * BLOCK_WORDS), mx.uint32
-        (xh,) = self.backend.run(EXL3_SPLIT, [x, self.suh], {"K": width, "XF": wide}, (width // BLOCK, n, 1), 32, [turned])
-        constants = {**self.constants, "KS": self.splits, "KZ": self.parts, "OF": wide}
+        constants = {**self.constants, "KS": self.splits, "KZ": self.parts, "PER": self.per, "OF": wide}
         grid, threads, whole = (self.outputs // BLOCK, self.parts, self.groups), 128 * self.splits, ((n, total), x.dtype)
         outputs = [whole if self.parts == 1 else ((self.parts, n, total), mx.float32)]
-        (y,) = self.backend.run(EXL3_TENSOR, [xh, *self.arrays, number(n)], constants, grid, threads, outputs)
+        rows = compiled_rows(n)
+        if rows <= _FEW_ROWS and 4 * rows * (self.per * BLOCK_WORDS + self.splits * BLOCK) <= _SHARED_BYTES:
+            inputs = [x, self.suh, *self.arrays, number(n)]
+            (y,) = self.backend.run(EXL3_TENSOR_FEW, inputs, {**constants, "R": rows, "XF": wide}, grid, threads, outputs)
+        else:
+            turned = (n, width // BLOCK * BLOCK_WORDS), mx.uint32
+            (xh,) = self.backend.run(EXL3_SPLIT, [x, self.suh], {"K": width, "XF": wide}, (width // BLOCK, n, 1), 32, [turned])
+            (y,) = self.backend.run(EXL3_TENSOR, [xh, *self.arrays, number(n)], {**constants, "R": 8}, grid, threads, outputs)
         if self.parts == 1:
             return y
         constants = {"W": total, "KZ": self.parts, "BIAS": self.constants["BIAS"], "OF": wide}

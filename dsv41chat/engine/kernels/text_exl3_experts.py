@@ -11,7 +11,7 @@ from dsv41chat.engine.kernels.dialect import Kernel
 from dsv41chat.engine.kernels.text_exl3 import DECODE8, MIX
 from dsv41chat.engine.kernels.text_exl3_tensor import SPLIT, UNIT
 
-# `put4` keeps a rotated run, `sums4` multiplies row `row` of such runs by two tile columns: s[4] of lanes 4 * c are columns c, c + 8, c + 16, c + 24.
+# `put4` keeps a rotated run, `sums4` multiplies `runs` of row `row` by two tile columns: s[4] of lanes 4 * c are columns c, c + 8, c + 16, c + 24.
 _PLAIN_PUT = r"""
 FN void put4(DEV float* out, u64 run, u32 lane, const THREAD float* v) {
   float4 o;
@@ -23,9 +23,10 @@ _PLAIN_SUMS = (
     DECODE8
     + r"""
 template <int K, int N, int K2, int BOOK, int KS>
-FN void sums4(DEV const float* xh, u64 row, DEV const u32* words, u32 first, u32 split, u32 lane, THREAD float* s) {
+FN void sums4(DEV const float* xh, u64 row, DEV const u32* words, u32 from, u32 runs, u32 first, u32 split, u32 lane, THREAD float* s) {
   UNROLL for (int i = 0; i < 4; i++) s[i] = 0.0f;
-  for (u32 kt = split; kt < K / 16; kt += KS) {
+  const u32 end = UMN((from + runs) * 8, K / 16);
+  for (u32 kt = from * 8 + split; kt < end; kt += KS) {
     DEV const float* p = xh + row * K + kt * 16 + 2 * (lane & 3u);
     const float x[4] = {p[0], p[1], p[8], p[9]};
     UNROLL for (int u = 0; u < 2; u++) {
@@ -42,9 +43,11 @@ _TENSOR_SUMS = (
     UNIT
     + r"""
 template <int K, int N, int K2, int BOOK, int KS>
-FN void sums4(const u32* xh, u64 row, const u32* words, u32 first, u32 split, u32 lane, float* s) {
+FN void sums4(const u32* xh, u64 row, const u32* words, u32 from, u32 runs, u32 first, u32 split, u32 lane, float* s) {
   float acc[2][2][2];
-  run_sums<K, N, K2, BOOK, KS>(xh + row * (K / 128 * 132), lane < 4, words, first, split, lane, acc);
+  const u32 count = runs < K / 128 - from ? runs : K / 128 - from;
+  words += (u64)from * (N / 2) * (4 * K2);
+  run_sums<132, N, K2, BOOK, KS>(xh + (row * (K / 128) + from) * 132, lane < 4, words, count, first, split, lane, acc);
   UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) {
     const float a = SHIDX(acc[u][h][0], lane >> 3), b = SHIDX(acc[u][h][1], lane >> 3);
     s[u * 2 + h] = (lane & 4u) ? b : a;
@@ -77,8 +80,8 @@ _UP = r"""
   const u64 e = own ? 0 : (u64)idx[m * (S - SHARED) + j];
   const u64 row = (u64)gy * 2 + lift, words = e * (u64)(K / 16 * (I / 16)) * (4 * K2);
   float s[4];
-  if (own) sums4<K, I, K2S, BOOKS, KS>(xh, row, lift ? v3 : v1, gx * 8 + pairs * 2, split, lane, s);
-  else sums4<K, I, K2, BOOK, KS>(xh, row, (lift ? w3 : w1) + words, gx * 8 + pairs * 2, split, lane, s);
+  if (own) sums4<K, I, K2S, BOOKS, KS>(xh, row, lift ? v3 : v1, 0, K / 128, gx * 8 + pairs * 2, split, lane, s);
+  else sums4<K, I, K2, BOOK, KS>(xh, row, (lift ? w3 : w1) + words, 0, K / 128, gx * 8 + pairs * 2, split, lane, s);
   if ((lane & 3u) == 0) UNROLL for (int i = 0; i < 4; i++) part[split][lift][pairs * 32 + i * 8 + (lane >> 2)] = s[i];
   BARRIER();
   if (sg == 0) {
@@ -104,16 +107,16 @@ _UP = r"""
   }
 """
 
-# act [M * S, I], w2 [E, I / 16, N / 16, 4 * K2], svh2 fp16 [E, N]; v2 and z2 of the shared expert -> out fp32 [M * S, N].
-# Groups (N / 128, M * S) of 128 * KS threads.
+# act [M * S, I], w2 [E, I / 16, N / 16, 4 * K2], svh2 fp16 [E, N]; v2 and z2 of the shared expert -> out fp32 [M * S, KZ, N]: the
+# inputs are cut into KZ parts of PER runs, whose results are summed with those of the slots. Groups (N / 128, M * S, KZ) of 128 * KS threads.
 _DOWN = r"""
   SHM float part[KS][128];
   const u32 m = gy / S, j = gy % S, pairs = sg & 3u, split = sg >> 2;
   const bool own = SHARED && j == S - 1;
   const u64 e = own ? 0 : (u64)idx[m * (S - SHARED) + j];
   float s[4];
-  if (own) sums4<I, N, K2S, BOOKS, KS>(act, (u64)gy, v2, gx * 8 + pairs * 2, split, lane, s);
-  else sums4<I, N, K2, BOOK, KS>(act, (u64)gy, w2 + e * (u64)(I / 16 * (N / 16)) * (4 * K2), gx * 8 + pairs * 2, split, lane, s);
+  if (own) sums4<I, N, K2S, BOOKS, KS>(act, (u64)gy, v2, gz * PER, PER, gx * 8 + pairs * 2, split, lane, s);
+  else sums4<I, N, K2, BOOK, KS>(act, (u64)gy, w2 + e * (u64)(I / 16 * (N / 16)) * (4 * K2), gz * PER, PER, gx * 8 + pairs * 2, split, lane, s);
   if ((lane & 3u) == 0) UNROLL for (int i = 0; i < 4; i++) part[split][pairs * 32 + i * 8 + (lane >> 2)] = s[i];
   BARRIER();
   if (sg == 0) {
@@ -124,7 +127,7 @@ _DOWN = r"""
     float4 o;
     o.x = v[0] * 0.08838834764831845f * h2f(scale[0]); o.y = v[1] * 0.08838834764831845f * h2f(scale[1]);
     o.z = v[2] * 0.08838834764831845f * h2f(scale[2]); o.w = v[3] * 0.08838834764831845f * h2f(scale[3]);
-    *(DEV float4*)(out + (u64)gy * N + gx * 128 + lane * 4) = o;
+    *(DEV float4*)(out + ((u64)gy * KZ + gz) * N + gx * 128 + lane * 4) = o;
   }
 """
 

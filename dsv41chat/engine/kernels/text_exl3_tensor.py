@@ -97,16 +97,16 @@ template <int K2, int BOOK, int NV> FN void pairs8(const THREAD u32* raw, u32 sh
   }
   UNROLL for (int j = 0; j < 4; j++) pairs[j] = two<BOOK>(s[2 * j], s[2 * j + 1]);
 }
-// acc[u][h][i]: row lane >> 2 of x (at X, when `there`) times columns 2 * (lane & 3) + i of half h of tile columns first + u; runs of 128 inputs
-// from `split` on, every KS-th.
-template <int K, int N, int K2, int BOOK, int KS>
-FN void run_sums(DEV const u32* X, bool there, DEV const u32* words, u32 first, u32 split, u32 lane, float (*acc)[2][2]) {
+// acc[u][h][i]: row lane >> 2 of x (at X, when `there`) times columns 2 * (lane & 3) + i of half h of tile columns first + u; of `count` runs of
+// 128 inputs every KS-th from `split` on. XS: words from one run of X to the next.
+template <int XS, int N, int K2, int BOOK, int KS>
+FN void run_sums(DEV const u32* X, bool there, DEV const u32* words, u32 count, u32 first, u32 split, u32 lane, float (*acc)[2][2]) {
   constexpr int NV = (7 * K2 / 2 + 1 + 16 + 31) / 32, WORDS = 4 * K2;
   const u32 end = WORDS * (lane + 1), last = (end - 1) >> 5, shift = 32 * (last + 1) - end;
   u32 places[NV + 1];
   UNROLL for (int i = 0; i <= NV; i++) places[i] = (last + WORDS - i) % WORDS;
   UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) acc[u][h][0] = acc[u][h][1] = 0.0f;
-  for (u32 run = split; run < K / 128; run += KS) {
+  for (u32 run = split; run < count; run += KS) {
     float c[2][2][4];
     UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 4; i++) c[u][h][i] = 0.0f;
     for (u32 part = 0; part < 8; part += 4) {
@@ -115,7 +115,7 @@ FN void run_sums(DEV const u32* X, bool there, DEV const u32* words, u32 first, 
         fetch<NV>(words + ((u64)(run * 8 + part + q) * (N / 16) + first + u) * WORDS, places, raw[q][u]);
       UNROLL for (int q = 0; q < 4; q++) {
         uint4 a = {0, 0, 0, 0};
-        if (there) a = *(DEV const uint4*)(X + run * 132 + (lane & 3u) * 32 + (part + q) * 4);
+        if (there) a = *(DEV const uint4*)(X + run * XS + (lane & 3u) * 32 + (part + q) * 4);
         UNROLL for (int u = 0; u < 2; u++) {
           u32 v[4];
           pairs8<K2, BOOK, NV>(raw[q][u], shift, v);
@@ -123,7 +123,7 @@ FN void run_sums(DEV const u32* X, bool there, DEV const u32* words, u32 first, 
         }
       }
     }
-    const float back = there ? asf(X[run * 132 + 128]) : 0.0f;
+    const float back = there ? asf(X[run * XS + 128]) : 0.0f;
     UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 2; i++)
       acc[u][h][i] = FMA(c[u][h][i] + c[u][h][i + 2], back, acc[u][h][i]);
   }
@@ -161,19 +161,17 @@ EXL3_SPLIT = Kernel(
     only="cuda",
 )
 
-# As EXL3_MATVEC for G matrices side by side, with xh of EXL3_SPLIT; rows = dims[0] <= 8. Inputs are split over KS SIMD groups in each of KZ
-# groups. KZ 1: out [rows, G * N] bf16 or fp32 (OF); else fp32 [KZ, rows, G * N], to be joined. Groups (N / 128, KZ, G) of 128 * KS threads.
-EXL3_TENSOR = Kernel(
-    "exl3_tensor",
-    ("xh", "words", "svh", "bias", "dims"),
-    ("out",),
-    r"""
-  SHM float part[KS][8][128];
+# Of G matrices side by side, in groups (N / 128, KZ, G) of 128 * KS threads: each takes PER of the runs of 128 inputs, shared by its KS
+# SIMD groups per tile columns.
+_PLACE = r"""
+  SHM float part[KS][R][128];
   const u32 n = (u32)dims[0], g = lane >> 2, pairs = sg & 3u, split = sg >> 2;
+  const u32 from = gy * PER, count = UMN(PER, K / 128 - from);
+  DEV const u32* W = words + ((u64)gz * (K / 16) + from * 8) * (N / 16) * (4 * K2);
   float acc[2][2][2];
-  run_sums<K, N, K2, BOOK, KS * KZ>(xh + ((u64)(g < n ? g : 0) * G + gz) * (K / 128 * 132), g < n,
-                                    words + (u64)gz * (K / 16) * (N / 16) * (4 * K2), gx * 8 + pairs * 2, gy * KS + split, lane, acc);
-  UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 2; i++)
+"""
+_COLLECT = r"""
+  if (g < R) UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 2; i++)
     part[split][g][pairs * 32 + u * 16 + h * 8 + (lane & 3u) * 2 + i] = acc[u][h][i];
   BARRIER();
   for (u32 m = sg; m < n; m += 4 * KS) {
@@ -187,8 +185,47 @@ EXL3_TENSOR = Kernel(
       finish4<BIAS, OF>(v, (const u16*)svh, (const u16*)bias, column, out, (u64)m * (G * N) + column, lane);
     }
   }
-""",
+"""
+
+# As EXL3_MATVEC, with xh of EXL3_SPLIT; rows = dims[0] <= R = 8. KZ 1: out [rows, G * N] bf16 or fp32 (OF); else fp32 [KZ, rows, G * N], to be
+# joined.
+EXL3_TENSOR = Kernel(
+    "exl3_tensor",
+    ("xh", "words", "svh", "bias", "dims"),
+    ("out",),
+    _PLACE
+    + r"""
+  const u64 row = ((u64)(g < n ? g : 0) * G + gz) * (K / 128) + from;
+  run_sums<132, N, K2, BOOK, KS>(xh + row * 132, g < n, W, count, gx * 8 + pairs * 2, split, lane, acc);
+"""
+    + _COLLECT,
     MIX + UNIT + _FINISH,
+    only="cuda",
+)
+
+# The same from x [rows, G * K] bf16 or fp32 (XF) itself, for few rows: each group turns its inputs, with the very bits of EXL3_SPLIT, which
+# costs less than a launch. rows <= R.
+EXL3_TENSOR_FEW = Kernel(
+    "exl3_tensor_few",
+    ("x", "suh", "words", "svh", "bias", "dims"),
+    ("out",),
+    _PLACE
+    + r"""
+  SHM uint4 turned[PER * R * 33];
+  for (u32 i = sg; i < count * n; i += 4 * KS) {
+    const u32 run = i / n, m = i % n, at = gz * K + (from + run) * 128 + lane * 4;
+    float v[4];
+    loadn<4, XF>((const u32*)x, (u64)m * (G * K) + at, v);
+    UNROLL for (int q = 0; q < 4; q++) v[q] *= h2f(((const u16*)suh)[at + q]);
+    mix128(v, lane);
+    UNROLL for (int q = 0; q < 4; q++) v[q] *= 0.08838834764831845f;
+    put4((u32*)turned, run * R + m, lane, v);
+  }
+  BARRIER();
+  run_sums<R * 132, N, K2, BOOK, KS>((const u32*)turned + (g < n ? g : 0) * 132, g < n, W, count, gx * 8 + pairs * 2, split, lane, acc);
+"""
+    + _COLLECT,
+    MIX + SPLIT + UNIT + _FINISH,
     only="cuda",
 )
 

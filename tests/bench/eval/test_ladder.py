@@ -225,6 +225,7 @@ def test_a_killed_ladder_gives_identical_numbers(family, tiny_packs, program, tm
     assert lines(receipt)[0].startswith("changed against") and str(tmp_path) not in json.dumps(receipt)
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_the_command(tmp_path):
     (tmp_path / "mine.txt").write_text("The lighthouse at the end of the long pier shines in the evening.")
     words = ["eval", "ladder", "nano", "--against", "nano", "--text", str(tmp_path / "mine.txt"), "--tokens", "8", "--dtype", "bfloat16"]

@@ -308,10 +308,10 @@ def _interrupt():
     raise KeyboardInterrupt
 
 
-def test_killed_and_started_again_it_gives_the_same_json(packs, tmp_path):
+def test_killed_and_started_again_it_gives_the_same_json(program, packs, tmp_path):
     """kill -9 as soon as a few windows are on the disk, twice; the third process finishes and says what an unkilled one says."""
     argv = words(packs, "--stride", "4", "--json", "-q")
-    whole, _ = child(tmp_path / "whole", argv).communicate()
+    whole = program(*argv, real=True).out
     for at_least in (5, 60):
         process = child(tmp_path / "killed", argv)
         deadline = time.monotonic() + 120
@@ -322,8 +322,8 @@ def test_killed_and_started_again_it_gives_the_same_json(packs, tmp_path):
         assert process.wait() == -signal.SIGKILL
     left = progress(tmp_path / "killed")
     assert left >= 60
-    again, _ = child(tmp_path / "killed", argv).communicate()
-    assert json.loads(again) == json.loads(whole) and again == whole
+    again = program.at(tmp_path / "killed")(*argv, real=True).out
+    assert json.loads(again) and again == whole
     assert not progress(tmp_path / "killed")
 
 

@@ -177,6 +177,7 @@ contracts.ANSWER_TOKENS = 6
 """
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_the_command(program, tmp_path, monkeypatch):
     """Exit 4 and the contract by name where a fault is planted; killed and run again, the same numbers."""
     monkeypatch.setattr(contracts, "ANSWER_TOKENS", 6)
@@ -193,6 +194,7 @@ def test_the_command(program, tmp_path, monkeypatch):
     assert program(*words[:3], "--tokens", "9000", real=True).code == 2
     commit = Target.commit
     monkeypatch.setattr(Target, "commit", lambda self, trial, keep: commit(self, trial, min(trial.count, keep + 1)))
+    monkeypatch.setattr(contracts, "_modes", lambda engine: ["adaptive"])
     faulty = program.at(tmp_path / "faulty")(*words, real=True)
     assert faulty.code == 4 and "nano breaks rejected rows never happened" in faulty.err
     assert "rejected rows never happened" in faulty.object["broken"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from dsv41chat.bench.eval import ppl, table
 from dsv41chat.bench.eval.bootstrap import Estimate
 from dsv41chat.bench.eval.table import VARIANTS, Variant, verdict
@@ -32,6 +34,7 @@ def test_experts_are_not_chosen_by_the_texts_that_judge_them():
     assert not judged & chosen_by
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_the_whole_table_by_one_command(program, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "CALIBRATION_TOKENS", 96)
     monkeypatch.setattr(
@@ -43,7 +46,7 @@ def test_the_whole_table_by_one_command(program, tmp_path, monkeypatch):
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines[:2] if name == "one" else lines[2:4]))
     corpora = ["--corpus", str(tmp_path / "one.jsonl"), "--corpus", str(tmp_path / "two.jsonl")]
-    argv = ["eval", "table", *corpora, "--folder", str(tmp_path / "made"), "--tokens", "60"]
+    argv = ["eval", "table", *corpora, "--folder", str(tmp_path / "made"), "--tokens", "30"]
     measured, plain = [], ppl.measure
 
     def dies_in_the_second(context, made, options, **more):
@@ -70,7 +73,7 @@ def test_the_whole_table_by_one_command(program, tmp_path, monkeypatch):
     assert "| expected to be no better | than | one.jsonl | two.jsonl |" in page and "3 builds on one.jsonl, two.jsonl" in page
     before = (tmp_path / "made" / "pruned" / "config.json").stat().st_mtime_ns
     done = program(*argv, "--fresh", "--output", str(tmp_path / "table.json"), real=True)
-    assert done.code == 0 and "--tokens 60" in json.loads((tmp_path / "table.json").read_text())["command"]
+    assert done.code == 0 and "--tokens 30" in json.loads((tmp_path / "table.json").read_text())["command"]
     assert (tmp_path / "made" / "pruned" / "config.json").stat().st_mtime_ns == before
     config["conversion"]["source_fingerprint"] = "0" * 64
     (tmp_path / "made" / "engram4" / "config.json").write_text(json.dumps(config))

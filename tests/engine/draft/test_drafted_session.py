@@ -20,6 +20,7 @@ from dsv41chat.nano import embedded_pack
 from tests import drafting
 from tests.engine.test_session import GREEDY, done, prompt
 
+pytestmark = pytest.mark.usefixtures("shared_weights")
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
 
 
@@ -201,8 +202,10 @@ def test_costs_belong_to_the_route_that_they_were_timed_on(p):
     facts: dict[str, str] = {}
     first = open_engine(embedded_pack(), facts=facts, routes="stock")
     guess = first.drafting.costs.to_json()
-    assert done(first.new_session().generate(p, SAMPLED, max_tokens=18)).draft["proposed"]
-    timed = first.drafting.costs.to_json()
+    for _ in range(20):  # a busy machine may stop the drafting of an answer before a second pass could be timed
+        done(first.new_session().generate(p, SAMPLED, max_tokens=18))
+        if json.loads(timed := first.drafting.costs.to_json())["draft_samples"]:
+            break
     assert timed != guess and json.loads(timed)["draft_samples"]
     assert open_engine(embedded_pack(), facts=facts, routes="stock").drafting.costs.to_json() == timed
     for options in ({"routes": "compiled"}, {"routes": "stock", "exact": "fast"}):

@@ -103,20 +103,21 @@ def test_grouped_products_are_one_call_of_any_number_of_groups(tmp_path):
     made = Exl3TensorMatvec(shim, weights.wo_a.groups)
     x = mx.random.normal((3, 256), key=mx.random.key(1)).astype(mx.bfloat16)
     assert apart(*(np.array(a.astype(mx.float32)) for a in (made(x), weights.wo_a(x.astype(mx.float32))))) < 4e-3
+    assert shim.launches == ["exl3_split", "exl3_tensor"]
     assert mx.array_equal(made(x[1:2]), made(x)[1:2]) and isinstance(made, Exl3Matvec)
-    assert shim.launches.count("exl3_split") == 3
+    assert "exl3_tensor_few" in shim.launches
 
 
 @on_paper(*((build, dialect) for build in TRELLISES for dialect in ("metal", "cuda")))
 def test_a_decode_step_of_a_release_in_trellises(paper):
-    """Four launches for the experts of a layer, none for one expert; and of single matrices two or three each."""
+    """Four launches for the experts of a layer, none for one expert; and of single matrices one or two each."""
     trunk, backend, declined = paper
     assert declined.pop("matrix") <= {"", "Linear stays with the stock product"} and all(reasons == {""} for reasons in declined.values())
     trunk.forward(trunk.new_lane(), [5], 300)
     count, layers, tensor = backend.launches, len(trunk.layers), "tensor_" if backend.dialect == "cuda" else ""
     assert [count[f"exl3_{name}"] for name in (f"{tensor}turn", f"{tensor}up", f"{tensor}down", "sum")] == [layers] * 4
-    product, turned = ("exl3_tensor", "exl3_split") if tensor else ("exl3_matvec", "exl3_rotate")
-    assert count[product] == count[turned] >= 5 * layers and "experts_up" not in count
+    assert count["exl3_tensor_few" if tensor else "exl3_matvec"] >= 5 * layers and "experts_up" not in count
+    assert ("exl3_split" in count or "exl3_rotate" in count) == (not tensor), "one row is turned where it is used"
     # No processor of the device is left without work by a matrix of few outputs.
     assert (count["exl3_join"] >= 2 * layers) == bool(tensor)
 

@@ -61,8 +61,9 @@ FAULTS = {
     "the trellis of another group": ("exl3 grouped", exl3, "EXL3_MATVEC", "((u64)gz * (K / 16) + kt)", "((u64)kt)"),
     "the low halves of the inputs lost": ("exl3 tensor mcg 3 bits 256 x 128", exl3, "EXL3_TENSOR", "c[u][h][i] + c[u][h][i + 2]", "c[u][h][i]"),
     "a scale of the inputs not taken back": (
-        "exl3 tensor 3inst 2 bits 640 x 256 bfloat16", exl3, "EXL3_TENSOR", "asf(X[run * 132 + 128])", "asf(X[128])",
+        "exl3 tensor 3inst 2 bits 640 x 256 bfloat16", exl3, "EXL3_TENSOR", "asf(X[run * XS + 128])", "asf(X[128])",
     ),
+    "inputs of another part": ("exl3 tensor mul1 3.5 bits 1024 x 128", exl3, "EXL3_TENSOR", "K / 16) + from * 8)", "K / 16))"),
     "a lost group of inputs": ("exl3 tensor mul1 3.5 bits 1024 x 128", exl3, "EXL3_JOIN", "z < KZ", "z < KZ - 1"),
     "inputs turned for another expert": (
         "exl3 tensor experts mcg shared mul1", text_exl3_experts, "EXL3_TENSOR_TURN", "idx[m * (S - SHARED) + j]", "idx[m * (S - SHARED)]",

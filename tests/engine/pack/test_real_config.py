@@ -97,8 +97,21 @@ def pack_of(found: dict) -> Pack:
     return Pack(Path("release"), c, plan, PackIndex(Path("release"), refs, ()), expected, "", {}, (), find_drafter(refs, c))
 
 
-def test_the_gate_at_full_size(flash):
-    pack = pack_of(flash)
+@pytest.fixture(scope="module")
+def whole(flash) -> Pack:
+    return pack_of(flash)
+
+
+@pytest.fixture(scope="module")
+def streamed(whole):
+    """(memory plan with tables on the disk, bytes that MLX took for it)"""
+    before = mx.get_active_memory()
+    plan = plan_memory(whole, dtype=mx.bfloat16, packed=True)
+    return plan, mx.get_active_memory() - before
+
+
+def test_the_gate_at_full_size(flash, whole):
+    pack = whole
     assert pack.found.fault is None and not pack.found.notes and pack.found.plan.kind == "dspark"
     assert pack.table_bytes == 202_758_032_400
     gone = {k: v for k, v in flash.items() if not k.startswith(("layers.7.ffn.experts.5.w2", "layers.7.ffn.experts.9.w2"))}
@@ -106,11 +119,10 @@ def test_the_gate_at_full_size(flash):
         pack_of(gone)
 
 
-def test_memory_from_headers(flash):
+def test_memory_from_headers(streamed):
     """Lossless words and the float32 head: 297 GB within 2 %; 3,200 bytes of state per token in bfloat16; nothing is allocated for it."""
-    before = mx.get_active_memory()
-    plan = plan_memory(pack_of(flash), dtype=mx.bfloat16, packed=True)
-    assert mx.get_active_memory() - before < 1 << 20
+    plan, taken = streamed
+    assert taken < 1 << 20
     assert abs(plan.weights - 297e9) < 0.02 * 297e9 and 7.2e9 < plan.drafter < 9e9
     assert plan.per_token == 3_200 and 40 * 256 * 512 * 2 <= plan.fixed < 30e6
     studio = Machine("metal", 512 << 30, 480 << 30, 464 << 30, "Metal's working set")
@@ -120,10 +132,8 @@ def test_memory_from_headers(flash):
     assert small.verdict == "no" and small.context == 0 and "weights 300.3 GB" in small.words and small.remedies == ("a smaller build",)
 
 
-def test_the_tables_can_be_kept_in_memory(flash):
-    pack = pack_of(flash)
-    streamed = plan_memory(pack, dtype=mx.bfloat16, packed=True)
-    plan = plan_memory(pack, dtype=mx.bfloat16, packed=True, tables_resident=True)
-    assert plan.resident - streamed.resident == 202_758_032_400
+def test_the_tables_can_be_kept_in_memory(whole, streamed):
+    plan = plan_memory(whole, dtype=mx.bfloat16, packed=True, tables_resident=True)
+    assert plan.resident - streamed[0].resident == 202_758_032_400
     found = admit(plan, Machine("metal", 512 << 30, 480 << 30, 464 << 30, ""), 1_048_576)
     assert found.verdict == "no" and found.remedies[0] == "--engram stream"
