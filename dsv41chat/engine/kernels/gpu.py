@@ -69,6 +69,8 @@ TOLERANCE = {
 # Every module of texts.
 _TEXTS = [import_module(f"{kernels.__name__}.{m.name}") for m in pkgutil.iter_modules(kernels.__path__) if m.name.startswith("text_")]
 _FINISH_LIMIT = 5e-3
+# What recorded steps of eight rows need between their launches, with lists as long as the longest contexts make them.
+_STEP_BYTES = 256 << 20
 # Of calls that are compared with stock: of decode, of a window, of a prompt.
 _CHECK_ROWS = {"metal": (1, 5), "cuda": (1, 5, 40)}
 # By backend and shape: every layer builds its own, and they are alike.
@@ -93,7 +95,7 @@ def gpu_route(
         joins=backend.lazy,
         replays=replays,
         prepare=lambda found: _prepare(backend, found),
-        copies=narrowed_bytes,
+        copies=narrowed_bytes if replays is None else lambda modules, trunk: narrowed_bytes(modules, trunk) + _STEP_BYTES,
     )
 
 

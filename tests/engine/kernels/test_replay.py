@@ -21,7 +21,8 @@ from dsv41chat.engine.target import Target
 from dsv41chat.nano import embedded_pack
 from tests.engine.kernels.play import ShimPlayer
 from tests.engine.kernels.shim import Shim, needs_compiler
-from tests.engine.kernels.test_gpu_route import nano, planted, state, tiny_v4, tokens
+from tests.engine.kernels.test_gpu_route import V4, nano, planted, state, tiny_v4, tokens
+from tests.engine.v4.tiny import write_pack
 
 pytestmark = needs_compiler
 # More rows than a recorded step takes.
@@ -178,3 +179,25 @@ def test_launches_wait_for_what_they_need_and_for_nothing_else(monkeypatch):
     assert plan.offsets[d.memory] in (plan.offsets[a.memory], plan.offsets[b.memory]) and plan.offsets[a.memory] != plan.offsets[b.memory]
     tape.parts.append(3)
     assert arrange(tape).waits[3] == ()
+
+
+@pytest.mark.device
+def test_on_a_device(tmp_path):
+    """The graphs of a real device give the bits of built steps: rows alone and in windows, taps, after prompts in between."""
+    if not mx.cuda.is_available():
+        pytest.skip("needs a GPU of NVIDIA's that MLX computes on")
+    for trunk in (build_trunk(open_pack(embedded_pack()), dtype=mx.bfloat16, packed=True, routes="cuda"), _tiny_on_device(tmp_path)):
+        assert trunk.routes.replay is not None, trunk.routes.built
+        ids = list(tokens(96, 60))
+        cuts = [PROMPT, *range(PROMPT + 1, 20), 23, 31, 40, 41, 45]
+        want, built, taps = feed(trunk, ids, cuts, recorded=False, taps=True)
+        got, target, mine = feed(trunk, ids, cuts, taps=True)
+        np.testing.assert_array_equal(got, want)
+        assert state(target) == state(built) and all(np.array_equal(a, b) for a, b in zip(mine, taps, strict=True))
+        kinds = trunk.routes.replay.ready(target.lane, target.n, 1, True, False).loaded.kernel_seconds()
+        assert all(count >= 1 and seconds > 0 for count, seconds in kinds.values())
+
+
+def _tiny_on_device(folder):
+    write_pack(folder, V4)
+    return build_trunk(open_pack(folder), dtype=mx.bfloat16, packed=True, qat_sim=True, routes="cuda")
