@@ -25,12 +25,13 @@ def _tiling(inputs: int, rows: int, groups: int) -> dict[str, int]:
         # Fewer groups than a device holds at once: many SIMD groups each, all of whose weights are on their way together.
         splits = max(n for n in range(1, 21) if blocks % n == 0)
     elif blocks <= 5:
-        splits, tiles = blocks, 4 if outputs >= 16384 else 2
+        splits, tiles = blocks, 2
     elif outputs >= 65536:
         # So many groups that they hide each other's waits: tall ones read x less often.
         splits, tiles = 4, 4
     else:
-        splits = 4
+        # Measured on an H200: short rows in tall groups, long ones in deep.
+        splits, tiles = 8, 2 if blocks <= 16 else 1
     while rows % (16 * tiles):
         tiles //= 2
     return {"KS": splits, "RT": tiles, "RING": min(-(-blocks // splits), 21 // (splits * tiles))}
