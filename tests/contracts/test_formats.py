@@ -24,13 +24,13 @@ CASES_OF_DTYPES = [(*pair, mx.float32) for pair in FORMATS] + [("mixed", "v41", 
 
 @pytest.mark.parametrize("case, family, dtype", CASES_OF_DTYPES)
 def test_rows_do_not_depend_on_their_company(case, family, dtype, tmp_path):
-    """One shot, in pieces and token by token; fp8 and fp4 matrices as words."""
+    """One shot, in pieces, and token by token past the window and two groups of 12; fp8 and fp4 matrices as words."""
     pack, _ = make(tmp_path, family, CASES[case][family], stacked=case in ("mixed", "native"))
     trunk = build_trunk(open_pack(pack), dtype=dtype, packed=True)
     want = run(trunk, p.IDS)
-    for size in (1, 7):
-        got = run(trunk, p.IDS, pieces(len(p.IDS), size))
-        assert got.tobytes() == want.tobytes(), (size, np.abs(got - want).max())
+    for cuts in ([*range(27), len(p.IDS)], pieces(len(p.IDS), 7)):
+        got = run(trunk, p.IDS, cuts)
+        assert got.tobytes() == want.tobytes(), (cuts, np.abs(got - want).max())
 
 
 @pytest.fixture(scope="module")

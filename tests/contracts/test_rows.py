@@ -50,7 +50,7 @@ def case(request, short):
 
 def singles(n: int) -> list[int]:
     """Row by row from the start, past the golden pack's ring and its first selections, and to the end, past those of the embedded pack."""
-    return [*range(41), *range(n - 48, n + 1)]
+    return [*range(37), *range(n - 30, n + 1)]
 
 
 @pytest.mark.parametrize("cuts", [singles, lambda n: pieces(n, 7), lambda n: pieces(n, 128)], ids=["1", "7", "128"])

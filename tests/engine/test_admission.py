@@ -117,6 +117,7 @@ def test_nothing_is_read_before_admission(tmp_path, monkeypatch):
     assert engine.admission.verdict == "no" and engine.context_limit == 4096
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_the_suggested_context_is_admitted_and_used():
     """Under a limit the whole context does not fit; the hint names one that does, and the engine holds it."""
     pack = open_pack(embedded_pack())

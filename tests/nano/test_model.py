@@ -51,7 +51,7 @@ def test_facts(engine, question):
 
 def test_the_exported_pack_is_the_trainers_model():
     """Logits of the trainer's own forward (dsv41chat.nano.parity), on 320 rows with selection at work; row by row too."""
-    report = verify_goldens(embedded_pack(), GOLDEN, atol=2e-4, chunks=[7, 128, 184])
+    report = verify_goldens(embedded_pack(), GOLDEN, atol=2e-4, chunks=[128, 184])
     assert report.ok and {check.mode for check in report.checks} == {"one-shot", "chunks", "decode"}
 
 

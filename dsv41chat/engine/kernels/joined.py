@@ -12,6 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.launch import MOST_ROWS
+from dsv41chat.engine.kernels.sites import Routed, bare
+from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear
 
 HALVES = ("before", "after")
 
@@ -46,10 +48,13 @@ class Joined:
 
 
 def join(trunk: Any) -> None:
-    """Put graphs in place of the halves of every layer."""
+    """Put graphs in place of the halves of every layer, but for those in which trellis-coded experts are called one by one: which ones is
+    looked up on the host, and no graph can wait for that."""
     for layer in trunk.layers:
+        one_by_one = isinstance(bare(layer.moe.w1), Exl3ExpertLinear) and not isinstance(layer.moe.experts, Routed)
         for name in HALVES:
-            setattr(layer, name, Joined(getattr(layer, name)))
+            if name != "after" or not one_by_one:
+                setattr(layer, name, Joined(getattr(layer, name)))
 
 
 def part(trunk: Any) -> None:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dsv41chat.engine.kernels import text_exl3_experts
+from dsv41chat.engine.kernels import joined, text_exl3_experts
 from dsv41chat.engine.kernels.exl3 import Exl3Matvec, Exl3TensorMatvec
 from dsv41chat.engine.kernels.exl3_experts import Exl3Experts
 from dsv41chat.engine.kernels.gpu import in_float32
@@ -77,6 +77,13 @@ def test_experts_of_mixed_widths_are_declined_and_still_right(tmp_path):
     # Of most rows: a near tie sends some to other experts, in bfloat16 as well.
     middle = lambda found: float(np.median([apart(a, b) for a, b in zip(found, exact)]))
     assert middle(feed(trunk, IDS, [0, 15, 20])[0]) <= 1.5 * middle(rounded)
+
+
+def test_experts_that_are_called_one_by_one_are_part_of_no_graph(tmp_path):
+    trunk = opened(tmp_path, "v41", CASES["exl3-experts"]["v41"])
+    want = feed(trunk, IDS, [0, 12, 13, 16])[0]
+    joined.join(trunk)
+    assert np.array_equal(feed(trunk, IDS, [0, 12, 13, 16])[0], want) and isinstance(trunk.layers[0].before, joined.Joined)
 
 
 def test_experts_lie_side_by_side_once(tmp_path):
