@@ -43,24 +43,25 @@ def parts_of(runs: int, wide: int, splits: int) -> int:
 
 
 class Exl3Matvec:
-    """y = x @ matrix.T for at most 8 rows: x [n, G * in] bfloat16 or float32 -> [n, G * out] in its dtype. A row's bits do not depend on n.
+    """y = x @ matrix.T for at most 8 rows: x [n, G * in] bfloat16 or float32 -> [n, G * out] in `dtype`, by default x's. A row's bits do not
+    depend on n.
 
     Of one matrix, or of a stack of G that make a block-diagonal one.
     """
 
-    def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack):
-        self.backend = backend
+    def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack, dtype: mx.Dtype | None = None):
+        self.backend, self.dtype = backend, dtype
         self.inputs, self.outputs = module.suh.shape[-1], module.svh.shape[-1]
         self.groups = len(module) if isinstance(module, Exl3Stack) else 1
         self.constants = {"K": self.inputs, "N": self.outputs, "G": self.groups, **stack_constants(module), "BIAS": int(module.bias is not None)}
         self.suh, self.arrays = module.suh, [module.words, module.svh, module.svh if module.bias is None else module.bias]
 
     def __call__(self, x: mx.array) -> mx.array:
-        n, wide, width = x.shape[0], x.dtype == mx.float32, self.groups * self.inputs
+        n, wide, width, dtype = x.shape[0], x.dtype == mx.float32, self.groups * self.inputs, self.dtype or x.dtype
         grid = width // BLOCK, n, 1
         (turned,) = self.backend.run(EXL3_ROTATE, [x, self.suh], {"K": width, "XF": int(wide)}, grid, 32, [((n, width), mx.float32)])
-        constants = {**self.constants, "KS": _SPLITS, "M": compiled_rows(n), "OF": int(wide)}
-        grid, outputs = (self.outputs // BLOCK, 1, self.groups), [((n, self.groups * self.outputs), x.dtype)]
+        constants = {**self.constants, "KS": _SPLITS, "M": compiled_rows(n), "OF": int(dtype == mx.float32)}
+        grid, outputs = (self.outputs // BLOCK, 1, self.groups), [((n, self.groups * self.outputs), dtype)]
         return self.backend.run(EXL3_MATVEC, [turned, *self.arrays, number(n)], constants, grid, 128 * _SPLITS, outputs)[0]
 
 
@@ -68,8 +69,8 @@ class Exl3TensorMatvec(Exl3Matvec):
     """The same on CUDA's matrix unit. Inputs of a matrix with few outputs are cut into parts, whose sums another launch joins; one or two
     rows are turned where they are used."""
 
-    def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack):
-        super().__init__(backend, module)
+    def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack, dtype: mx.Dtype | None = None):
+        super().__init__(backend, module, dtype)
         runs, wide = self.inputs // BLOCK, self.outputs // BLOCK * self.groups
         # Both fixed by the shape, because they order a sum.
         self.splits = min(_SPLITS if runs % 4 == 0 else 2, runs)
@@ -78,8 +79,10 @@ class Exl3TensorMatvec(Exl3Matvec):
 
     def __call__(self, x: mx.array) -> mx.array:
         n, wide, width, total = x.shape[0], int(x.dtype == mx.float32), self.groups * self.inputs, self.groups * self.outputs
-        constants = {**self.constants, "KS": self.splits, "KZ": self.parts, "PER": self.per, "OF": wide}
-        grid, threads, whole = (self.outputs // BLOCK, self.parts, self.groups), 128 * self.splits, ((n, total), x.dtype)
+        dtype = self.dtype or x.dtype
+        of = int(dtype == mx.float32)
+        constants = {**self.constants, "KS": self.splits, "KZ": self.parts, "PER": self.per, "OF": of}
+        grid, threads, whole = (self.outputs // BLOCK, self.parts, self.groups), 128 * self.splits, ((n, total), dtype)
         outputs = [whole if self.parts == 1 else ((self.parts, n, total), mx.float32)]
         rows = compiled_rows(n)
         if rows <= _FEW_ROWS and 4 * rows * (self.per * BLOCK_WORDS + self.splits * BLOCK) <= _SHARED_BYTES:
@@ -91,7 +94,7 @@ class Exl3TensorMatvec(Exl3Matvec):
             (y,) = self.backend.run(EXL3_TENSOR, [xh, *self.arrays, number(n)], {**constants, "R": 8}, grid, threads, outputs)
         if self.parts == 1:
             return y
-        constants = {"W": total, "KZ": self.parts, "BIAS": self.constants["BIAS"], "OF": wide}
+        constants = {"W": total, "KZ": self.parts, "BIAS": self.constants["BIAS"], "OF": of}
         return self.backend.run(EXL3_JOIN, [y, *self.arrays[1:], number(n)], constants, (total // BLOCK, n, 1), 32, [whole])[0]
 
 
@@ -111,12 +114,13 @@ class _Products(Sequence):
         return lambda x: few(x) if x.shape[0] <= 8 else one(x)
 
 
-def exl3_product(backend: Backend, module: Exl3Linear | Exl3GroupedLinear | Exl3ExpertLinear):
-    """The kernel's product in place of `module`'s, for at most 8 rows; experts are called one by one. Raises Declined."""
+def exl3_product(backend: Backend, module: Exl3Linear | Exl3GroupedLinear | Exl3ExpertLinear, dtype: mx.Dtype | None = None):
+    """The kernel's product in place of `module`'s, for at most 8 rows; experts are called one by one. dtype: of one matrix's results. Raises
+    Declined."""
     kind = Exl3TensorMatvec if backend.dialect == "cuda" else Exl3Matvec
     make = lambda part: kind(backend, part)
     if isinstance(module, Exl3Linear):
-        return make(module)
+        return kind(backend, module, dtype)
     if isinstance(module, Exl3GroupedLinear):
         return make(module.groups) if isinstance(module.groups, Exl3Stack) else Exl3GroupedLinear([make(part) for part in module.groups])
     if isinstance(module.matrices, Exl3Stack):

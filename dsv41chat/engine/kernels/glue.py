@@ -31,7 +31,7 @@ from dsv41chat.engine.nn.engram import Engram
 from dsv41chat.engine.nn.hyper_connection import HyperHead
 from dsv41chat.engine.nn.linear import QuantizedLookup
 
-_STREAMS, _THREADS = 4, 128
+STREAMS, _THREADS = 4, 128
 _PLAIN = {mx.bfloat16: (3, 16), mx.float32: (4, 32), mx.float16: (5, 16)}
 
 
@@ -43,17 +43,17 @@ def _row_threads(width: int) -> int:
 class Embed:
     """ids int32 [n] -> h bfloat16 [n, streams, D]: rows of the table, in all streams alike."""
 
-    def __init__(self, backend: Backend, table: mx.array | QuantizedLookup, streams: int = _STREAMS):
+    def __init__(self, backend: Backend, table: mx.array | QuantizedLookup, streams: int = STREAMS):
         """Raises Declined for a table that the kernel does not read."""
         self.backend, self.matrix = backend, _table(table)
-        if streams != _STREAMS:
-            raise Declined(f"{streams} streams; the kernels have {_STREAMS}")
+        if streams != STREAMS:
+            raise Declined(f"{streams} streams; the kernels have {STREAMS}")
         self.constants = {"D": self.matrix.inputs, **self.matrix.form.constants()}
 
     def __call__(self, ids: mx.array) -> mx.array:
         n, width = ids.size, self.matrix.inputs
         grid = -(-width // 1024), n, 1
-        return self.backend.run(EMBED, [ids, *self.matrix.arrays], self.constants, grid, 32, [((n, _STREAMS, width), mx.bfloat16)])[0]
+        return self.backend.run(EMBED, [ids, *self.matrix.arrays], self.constants, grid, 32, [((n, STREAMS, width), mx.bfloat16)])[0]
 
 
 def _table(table: mx.array | QuantizedLookup) -> Stored:
@@ -80,7 +80,7 @@ class Settle:
     def _run(self, h: mx.array, y: mx.array, post: mx.array, comb: mx.array, expand: int) -> list[mx.array]:
         n, width = h.shape[0], self.constants["D"]
         grid = -(-width // (2 * _THREADS)), n, 1
-        outputs = [((n, _STREAMS, width) if expand else (8,), mx.bfloat16), ((n, width), mx.bfloat16)]
+        outputs = [((n, STREAMS, width) if expand else (8,), mx.bfloat16), ((n, width), mx.bfloat16)]
         return self.backend.run(SETTLE, [h, y, post, comb], {**self.constants, "EXPAND": expand}, grid, _THREADS, outputs)
 
 
@@ -101,13 +101,13 @@ class EngramGate:
     def __init__(self, backend: Backend, engram: Engram):
         """Raises Declined."""
         streams, width = engram.qk.shape
-        if streams != _STREAMS or width % 8 or engram.qk.dtype != mx.float32:
-            raise Declined(f"a gate of shape {list(engram.qk.shape)}, {engram.qk.dtype}; the kernels have {_STREAMS} streams")
+        if streams != STREAMS or width % 8 or engram.qk.dtype != mx.float32:
+            raise Declined(f"a gate of shape {list(engram.qk.shape)}, {engram.qk.dtype}; the kernels have {STREAMS} streams")
         self.backend, self.qk, self.threads = backend, engram.qk, _row_threads(width)
         self.constants = {"D": width, "NTH": self.threads, "EPS": float_bits(engram.eps), "SCALE": float_bits(width**-0.5)}
 
     def __call__(self, h: mx.array, kv: mx.array, dead: mx.array) -> mx.array:
-        inputs, grid = [h, kv, dead, self.qk], (_STREAMS, h.shape[0], 1)
+        inputs, grid = [h, kv, dead, self.qk], (STREAMS, h.shape[0], 1)
         return self.backend.run(ENGRAM, inputs, self.constants, grid, self.threads, [(h.shape, mx.bfloat16)])[0]
 
 
@@ -137,8 +137,8 @@ class HeadMix(Collapse):
     def __init__(self, backend: Backend, head_mix: HyperHead, norm: mx.array, eps: float):
         """norm float32 [D]. Raises Declined."""
         super().__init__(backend, norm, eps)
-        if head_mix.fn.shape != (_STREAMS, _STREAMS * self.width) or self.width % 32:
-            raise Declined(f"coefficients of shape {list(head_mix.fn.shape)} for a width of {self.width}; the kernels have {_STREAMS} streams")
+        if head_mix.fn.shape != (STREAMS, STREAMS * self.width) or self.width % 32:
+            raise Declined(f"coefficients of shape {list(head_mix.fn.shape)} for a width of {self.width}; the kernels have {STREAMS} streams")
         self.mix, slice_width = head_mix, 64 if self.width % 64 == 0 else 32
         self.slices = self.width // slice_width
         self.mix_constants = {"D": self.width, "DS": slice_width}
@@ -146,8 +146,8 @@ class HeadMix(Collapse):
 
     def __call__(self, h: mx.array) -> mx.array:
         n = h.shape[0]
-        outputs = [((n, self.slices, _STREAMS + 1), mx.float32)]
-        (parts,) = self.backend.run(HEAD_MIX, [h, self.mix.fn], self.mix_constants, (self.slices, n, 1), 32 * (_STREAMS + 1), outputs)
+        outputs = [((n, self.slices, STREAMS + 1), mx.float32)]
+        (parts,) = self.backend.run(HEAD_MIX, [h, self.mix.fn], self.mix_constants, (self.slices, n, 1), 32 * (STREAMS + 1), outputs)
         return self._finish(h, parts, self.mix.scale, self.mix.base)
 
 

@@ -28,6 +28,7 @@ from dsv41chat.engine.kernels.exl3_experts import Exl3Experts
 from dsv41chat.engine.kernels.experts import TensorExperts
 from dsv41chat.engine.kernels.finish import FP4_SCALED, FP4_UE8M0, FP8_UE8M0, NO_ROUNDING, V4_FP4, Finish, Rounding, v4_fp8
 from dsv41chat.engine.kernels.glue import (
+    STREAMS,
     BlockTop,
     Collapse,
     Embed,
@@ -161,6 +162,12 @@ def builders(backend: Backend) -> Mapping[str, Callable[[Site], Callable]]:
 def _bfloat16(site: Site) -> None:
     if site.trunk.dtype != mx.bfloat16:
         raise Declined(f"the kernels compute on bfloat16 rows, not {str(site.trunk.dtype).rsplit('.', 1)[-1]}")
+
+
+def _four_streams(site: Site) -> None:
+    _bfloat16(site)
+    if site.trunk.config.hc_mult != STREAMS:
+        raise Declined(f"{site.trunk.config.hc_mult} streams; the kernels have {STREAMS}")
 
 
 def _few(few: Callable, many: Callable) -> Callable:
@@ -397,21 +404,22 @@ def _begin(backend: Backend, site: Site) -> Callable:
 
 def _settle(backend: Backend, site: Site) -> Callable:
     """The coefficients that come with the streams are not needed."""
-    _bfloat16(site)
+    _four_streams(site)
     kernel = Settle(backend, site.trunk.config.hidden_size)
     return lambda h, pre, y, post, comb: h if y is None else kernel(h, y, post, comb)
 
 
 def _tap(backend: Backend, site: Site) -> Callable:
-    _bfloat16(site)
+    _four_streams(site)
     return StreamMean(backend, site.trunk.config.hidden_size)
 
 
 def _logits(backend: Backend, site: Site) -> Callable:
     """The row is rounded to bfloat16 where stock rounds it; its products stay in float32."""
-    _bfloat16(site)
+    _four_streams(site)
     trunk, c = site.owner, site.trunk.config
-    head = product(backend, narrowed(bare(trunk.head)), mx.float32)
+    head = bare(trunk.head)
+    head = exl3_product(backend, head, mx.float32) if isinstance(head, Exl3Linear) else product(backend, narrowed(head), mx.float32)
     if c.family == "v41":
         collapse = Collapse(backend, trunk.norm, c.rms_norm_eps)
         return _few(lambda h, pre: head(collapse(h, pre)), site.stock)
