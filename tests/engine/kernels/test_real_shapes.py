@@ -9,10 +9,12 @@ import pytest
 
 from dsv41chat.bench import ops
 from dsv41chat.engine.kernels import choose, gpu
+from dsv41chat.engine.kernels.recorder import Recorder, arrange
+from dsv41chat.engine.kernels.replay import Replay
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.sites import sites
 from dsv41chat.engine.pack.build import arrays_of
-from tests.engine.kernels.paper import BUILDS, call_every_kernel, on_paper, paper
+from tests.engine.kernels.paper import BUILDS, TRELLISES, call_every_kernel, on_paper, outline, paper
 from tests.engine.kernels.shim import _library, _program, needs_compiler
 
 __all__ = ["paper"]
@@ -40,6 +42,20 @@ def test_a_decode_step_is_few_launches(paper):
     assert count["finish_rows"] >= 2 * layers
     assert ("tensor_matvec" in count) == (backend.dialect == "cuda" and trunk.layers[0].attention.weights.wq_a.packed.mode == "affine")
     assert sum(count.values()) <= 19 * layers + 32, "the head and the owners of entries come on top"
+
+
+@pytest.mark.parametrize("build", [*BUILDS, *TRELLISES], ids=" ".join)
+def test_a_decode_step_of_a_release_can_be_recorded(build, monkeypatch):
+    """At the start, where few entries are seen, where entries are chosen and where blocks of them are; alone and in windows."""
+    monkeypatch.setattr(gpu, "_finish_gap", lambda *args: 0.0)
+    trunk, notes = outline(*build), Recorder("cuda")
+    replay = Replay(trunk, notes, None, gpu.builders(notes), {})
+    lane, layers = trunk.new_lane(), len(trunk.layers)
+    lane.reserve(40_008)
+    for start, rows in ((0, 1), (300, 4), (3000, 1), (40_000, 8)):
+        tape, _, results = replay.record(lane, start, rows, True, False)
+        assert len(tape.launches) <= (40 if build in TRELLISES else 30) * layers and results[0].shape == (rows, trunk.config.vocab_size)
+        assert len(arrange(tape).offsets) and all(p.memory.kind != "fixed" for x in tape.launches for p in x.outputs)
 
 
 @on_paper((("V4.1-Flash", "affine-4"), "cuda"), (("V4-Flash", "affine-4"), "metal"))
