@@ -15,6 +15,8 @@ def examine(drafting: Drafting, measure: bool = True) -> list[Line]:
     lines = [Line("ok", "drafter", f"{drafting.kind}, up to {drafting.block} tokens a round")]
     if drafting.exact == "fast":
         lines.append(Line("warn", "exact", "fast: drafted text may differ from plain text at near-ties", "engine.exact = on makes them equal"))
+    if words := drafting.trunk.routes.draft_words:
+        lines.append(Line("ok", "passes", words))
     verdicts = drafting.verdicts()
     single = [v for v in verdicts if v.tokenwise]
     if verdicts:

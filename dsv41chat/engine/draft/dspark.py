@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
@@ -24,6 +25,9 @@ from dsv41chat.engine.ops.norm import rms
 from dsv41chat.engine.ops.rope import rope_table
 from dsv41chat.engine.sampling import SamplingParams
 
+if TYPE_CHECKING:
+    from dsv41chat.engine.kernels.replay_draft import DraftReplay
+
 
 @dataclass
 class DSparkModel:
@@ -31,6 +35,7 @@ class DSparkModel:
 
     embed and head are the trunk's, and so is head_dtype, the precision of the head's input. collapse_head: the learned last
     collapse, None where `lagged`. host: the trunk's operations pass numpy arrays, so a pass does too (`host_pass`).
+    replay: plays recorded passes, None where each is built anew.
     """
 
     stages: list[Stage]
@@ -53,12 +58,21 @@ class DSparkModel:
     head_dtype: mx.Dtype
     dtype: mx.Dtype
     host: bool = False
+    replay: DraftReplay | None = None
 
     def context(self, taps: mx.array, first: int) -> list[mx.array]:
         """taps [r, layers * D] of rows at first .. -> per stage the ring rows [r, C]."""
         x = rms(self.main_proj(taps.astype(self.dtype)), self.main_norm, self.eps)
         table = rope_table(self.frequencies, first + np.arange(taps.shape[0]))
         return [stage.latent(x, table) for stage in self.stages]
+
+    def extend(self, taps: mx.array, first: int, rings: DraftRings) -> None:
+        """Put the `context` of committed rows into their rings."""
+        rings.write(first, self.context(taps, first))
+
+    def base(self, z: mx.array) -> mx.array:
+        """z [n, D] -> the head's logits float32 [n, vocab], before the Markov chain."""
+        return self.head(rms(z, self.norm, self.eps).astype(self.head_dtype)).astype(mx.float32)
 
     def forward(self, pending: int, n: int, rings: DraftRings) -> mx.array:
         """One pass over [pending, noise, ...] at positions n ..: the collapsed streams z [block, D], before the last norm.
@@ -72,7 +86,7 @@ class DSparkModel:
         keep = keep[None]
         h = mx.repeat(self.embed[ids][:, None], self.streams, axis=1)
         carry = mx.broadcast_to(mx.array([1.0] + [0.0] * (self.streams - 1)), h.shape[:2]) if self.lagged else None
-        for stage, ring in zip(self.stages, rings.buffers):
+        for stage, ring in zip(self.stages, rings.buffers.values()):
             pre, post, comb = stage.attn_mix(h)
             x = rms(collapse(h, carry if self.lagged else pre), stage.attn_norm, self.eps)
             keys = mx.concatenate([ring[slots], stage.latent(x, table)])[None]
@@ -86,7 +100,7 @@ class DSparkModel:
     def propose(self, pending: int, n: int, want: int, rings: DraftRings, sampling: SamplingParams) -> tuple[list[int], mx.array, mx.array]:
         """(ids of `want` guesses, logits float32 [want, vocab], confidence logits float32 [want])."""
         z = self.forward(pending, n, rings)[:want]
-        base = self.head(rms(z, self.norm, self.eps).astype(self.head_dtype)).astype(mx.float32)
+        base = self.base(z)
         prev, ids, rows, memory = mx.array([pending]), [], [], []
         for j in range(want):
             m = self.markov_embed[prev].astype(mx.float32)
@@ -112,8 +126,9 @@ class DSparkDrafter:
 
     def __init__(self, model: DSparkModel):
         self.model, self.block, self.window = model, model.block, model.window
-        self.rings = DraftRings(len(model.stages), model.window, model.stages[0].width, model.dtype, model.host)
-        self.compute: DSparkModel | HostPass = HostPass(model) if model.host else model
+        put = None if model.replay is None else model.replay.put
+        self.rings = DraftRings(len(model.stages), model.window, model.stages[0].width, model.dtype, model.host, put)
+        self.compute: DSparkModel | HostPass | DraftReplay = model.replay or (HostPass(model) if model.host else model)
         self.queue = RowQueue(model.window)
 
     def reset(self) -> None:
@@ -139,8 +154,7 @@ class DSparkDrafter:
             return
         taps, first, tokens = waiting
         self.rings.begin(first)
-        for i, rows in enumerate(self.compute.context(taps, first)):
-            self.rings.write(i, first, rows)
+        self.compute.extend(taps, first, self.rings)
         self.rings.advance(first + len(tokens))
 
     def truncate(self, n: int) -> None:

@@ -48,6 +48,10 @@ class HostPass:
         table = host_table(m.frequencies, first + np.arange(len(x)))
         return [call(stage.attention.latent, x, table) for stage in m.stages]
 
+    def extend(self, taps: mx.array, first: int, rings: DraftRings) -> None:
+        """As `DSparkModel.extend`."""
+        rings.write(first, self.context(taps, first))
+
     def forward(self, pending: int, n: int, rings: DraftRings) -> np.ndarray:
         """z [block, D], as `DSparkModel.forward`."""
         m = self.model
@@ -59,7 +63,7 @@ class HostPass:
         h = np.repeat(rows[:, None], m.streams, axis=1)
         carry = np.zeros(h.shape[:2], np.float32)
         carry[:, 0] = 1
-        for stage, ring, (attn_norm, ffn_norm, sink) in zip(m.stages, rings.buffers, self.stage_norms):
+        for stage, ring, (attn_norm, ffn_norm, sink) in zip(m.stages, rings.buffers.values(), self.stage_norms):
             pre, post, comb = call(stage.attn_mix, h)
             x = norm(collapse(h, carry if m.lagged else pre), attn_norm, m.eps)
             keys = np.concatenate([ring[slots], call(stage.attention.latent, x, table)])[None]

@@ -56,9 +56,9 @@ class MTPModel:
         table = rope_table(self.frequencies, at)
         pre, post, comb = stage.attn_mix(x)
         y = rms(collapse(x, pre), stage.attn_norm, self.eps)
-        rings.write(0, first, stage.latent(y, table))
+        rings.write(first, [stage.latent(y, table)])
         slots, present = rings.slots(at[:, None] + np.arange(1 - self.window, 1), first + r)
-        x = expand(stage.attend(y, rings.buffers[0][slots], present, table), x, post, comb)
+        x = expand(stage.attend(y, rings.buffers["ring.0"][slots], present, table), x, post, comb)
         pre, post, comb = stage.ffn_mix(x)
         return expand(stage.moe(rms(collapse(x, pre), stage.ffn_norm, self.eps), None), x, post, comb)
 
@@ -108,7 +108,7 @@ class MTPDrafter:
             if j + 1 < want:
                 stream = self.model.entries(stream, ids[-1], n + j, self.rings)
         chosen, spread = mx.concatenate(ids), mx.concatenate(spreads)
-        mx.eval(chosen, spread, self.rings.buffers)
+        mx.eval(chosen, spread, list(self.rings.buffers.values()))
         check_spread(spread, n)
         return Proposal(tuple(np.array(chosen).tolist()))
 
@@ -122,7 +122,7 @@ class MTPDrafter:
         h = rows.reshape(len(tokens), self.model.streams, -1).astype(self.model.dtype)
         stream = self.model.entries(h, mx.array(np.array(tokens, np.int32)), first, self.rings)[-1:]
         self.rings.advance(first + len(tokens))
-        mx.async_eval(stream, self.rings.buffers)
+        mx.async_eval(stream, list(self.rings.buffers.values()))
         self.last = stream, tokens[-1]
 
     def truncate(self, n: int) -> None:

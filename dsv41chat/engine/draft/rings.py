@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import mlx.core as mx
 import numpy as np
 
@@ -19,19 +21,25 @@ class DraftRings:
     Rows written at or beyond `end` (guesses) are never visible to a later pass unless `advance` commits them. high: one past the
     highest position ever written, because a row below high - rows has been overwritten even where a rollback has passed it.
 
-    host: buffers and what goes in and out are numpy's, float32; stored states are MLX arrays all the same.
+    host: buffers and what goes in and out are numpy's, float32; stored states are MLX arrays all the same. put: writes (rings, slots
+    int32 [r], rows of each ring) into the memory of the buffers, which then lie where they are for as long as the rings exist.
     """
 
-    def __init__(self, count: int, window: int, width: int, dtype: mx.Dtype, host: bool = False):
-        self.count, self.window, self.width, self.dtype, self.host = count, window, width, dtype, host
+    def __init__(self, count: int, window: int, width: int, dtype: mx.Dtype, host: bool = False, put: Callable | None = None):
+        self.count, self.window, self.width, self.dtype, self.host, self._put = count, window, width, dtype, host, put
         self._array = np.asarray if host else mx.array
         self.rows = ring_rows(window)
+        self.buffers: dict[str, mx.array | np.ndarray] = {}
         self.reset()
 
     def reset(self) -> None:
-        shape = self.rows, self.width
-        self.buffers = [np.zeros(shape, np.float32) if self.host else mx.zeros(shape, dtype=self.dtype) for _ in range(self.count)]
         self.valid_from = self.end = self.high = 0
+        if self._put is not None and self.buffers:
+            return
+        zeros = lambda: np.zeros((self.rows, self.width), np.float32) if self.host else mx.zeros((self.rows, self.width), dtype=self.dtype)
+        self.buffers = {f"ring.{i}": zeros() for i in range(self.count)}
+        if self._put is not None:
+            mx.eval(list(self.buffers.values()))
 
     def begin(self, first: int) -> None:
         """Committed rows follow at `first`. Rows before a gap are not the context of rows after it, so they are given up."""
@@ -40,11 +48,24 @@ class DraftRings:
         elif first > self.end:
             self.valid_from = self.end = first
 
-    def write(self, ring: int, first: int, rows: mx.array | np.ndarray) -> None:
-        """rows [r, width], r <= rows, at positions first ..; whether they count is decided by `advance`."""
-        slots = (first + np.arange(rows.shape[0])) % self.rows
-        self.buffers[ring][self._array(slots.astype(np.int32))] = rows
-        self.high = max(self.high, first + rows.shape[0])
+    def write(self, first: int, rows: Sequence[mx.array | np.ndarray]) -> None:
+        """Of each ring rows [r, width], r <= rows, at positions first ..; whether they count is decided by `advance`."""
+        count = rows[0].shape[0]
+        slots = self.places(first, count)
+        if self._put is not None:
+            self._put(self, slots, rows)
+        else:
+            for name, new in zip(self.buffers, rows, strict=True):
+                self.buffers[name][self._array(slots)] = new
+        self.written(first, count)
+
+    def places(self, first: int, count: int) -> np.ndarray:
+        """int32 [count]: slots of the positions first .."""
+        return ((first + np.arange(count)) % self.rows).astype(np.int32)
+
+    def written(self, first: int, count: int) -> None:
+        """Rows at positions first .. are in the buffers, whoever put them there."""
+        self.high = max(self.high, first + count)
 
     def advance(self, end: int) -> None:
         self.end = end
@@ -60,16 +81,20 @@ class DraftRings:
 
         own: so many rows that are always present follow those of a one-dimensional `at`.
         """
-        present = (at >= self.valid_from) & (at < limit)
+        slots, present = self.seen(at, limit)
         if own:
             present = np.concatenate([present, np.ones(own, bool)])
-        return self._array((np.maximum(at, 0) % self.rows).astype(np.int32)), self._array(present)
+        return self._array(slots), self._array(present)
+
+    def seen(self, at: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+        """`slots` without rows of its own, in numpy."""
+        return (np.maximum(at, 0) % self.rows).astype(np.int32), (at >= self.valid_from) & (at < limit)
 
     def state(self) -> dict[str, mx.array]:
         """The newest rows that a later pass can see, oldest first, and their positions [first, end]."""
         first = max(self.valid_from, self.end - self.window, 0)
         slots = self._array((np.arange(first, self.end) % self.rows).astype(np.int32))
-        out = {f"draft.{i}.win": mx.array(buffer[slots]) for i, buffer in enumerate(self.buffers)}
+        out = {f"draft.{i}.win": mx.array(buffer[slots]) for i, buffer in enumerate(self.buffers.values())}
         out["draft.pos"] = mx.array(np.array([first, self.end], np.int32))
         mx.eval(list(out.values()))
         return out
@@ -91,9 +116,8 @@ class DraftRings:
             found = None if rows is None else (rows.shape, rows.dtype)
             if found != ((end - first, self.width), self.dtype) or end - first > self.window:
                 raise SnapshotMismatch(f"stored drafter state: ring {i} is {found}, expected {(end - first, self.width)} {self.dtype}")
-        for i in range(self.count):
-            if end > first:
-                rows = state[f"draft.{i}.win"]
-                self.write(i, first, np.asarray(rows) if self.host else rows)
+        if end > first:
+            rows = [state[f"draft.{i}.win"] for i in range(self.count)]
+            self.write(first, [np.asarray(a) for a in rows] if self.host else rows)
         self.valid_from, self.end = first, end
-        mx.eval([] if self.host else self.buffers)
+        mx.eval([] if self.host else list(self.buffers.values()))

@@ -19,6 +19,8 @@ from dsv41chat.engine.kernels.text_step import (
     EMBED,
     ENGRAM,
     FIRST_VISIBLE,
+    GUESS,
+    GUESS_PARTS,
     HADAMARD,
     HEAD_MIX,
     KEEP_BLOCKS,
@@ -112,15 +114,20 @@ class EngramGate:
 
 
 class Collapse:
-    """(h bfloat16 [n, 4, D], pre float32 [n, 4]) -> bfloat16 [n, D]: the last collapse of V4.1 and the final norm."""
+    """(h bfloat16 [n, 4, D], pre float32 [n, 4]) -> bfloat16 [n, D]: the last collapse of V4.1 and the final norm.
 
-    def __init__(self, backend: Backend, norm: mx.array, eps: float):
+    normed: False leaves the norm out."""
+
+    streams = STREAMS
+
+    def __init__(self, backend: Backend, norm: mx.array, eps: float, normed: bool = True):
         """norm float32 [D]. Raises Declined."""
         width = norm.shape[0]
         if width % 8:
             raise Declined(f"a width of {width} is not a multiple of 8")
         self.backend, self.norm, self.width, self.threads = backend, norm, width, _row_threads(width)
         self.constants = {"D": width, "NTH": self.threads, "G": 0, "EPS": float_bits(eps), "MIXEPS": 0, "HCEPS": 0}
+        self.constants |= {"S": self.streams, "NORM": int(normed)}
 
     def __call__(self, h: mx.array, pre: mx.array) -> mx.array:
         return self._finish(h, pre, self.norm, self.norm)
@@ -134,9 +141,9 @@ class Collapse:
 class HeadMix(Collapse):
     """h bfloat16 [n, 4, D] -> bfloat16 [n, D]: the last collapse of V4, by the streams' own coefficients, and the final norm."""
 
-    def __init__(self, backend: Backend, head_mix: HyperHead, norm: mx.array, eps: float):
+    def __init__(self, backend: Backend, head_mix: HyperHead, norm: mx.array, eps: float, normed: bool = True):
         """norm float32 [D]. Raises Declined."""
-        super().__init__(backend, norm, eps)
+        super().__init__(backend, norm, eps, normed)
         if head_mix.fn.shape != (STREAMS, STREAMS * self.width) or self.width % 32:
             raise Declined(f"coefficients of shape {list(head_mix.fn.shape)} for a width of {self.width}; the kernels have {STREAMS} streams")
         self.mix, slice_width = head_mix, 64 if self.width % 64 == 0 else 32
@@ -149,6 +156,36 @@ class HeadMix(Collapse):
         outputs = [((n, self.slices, STREAMS + 1), mx.float32)]
         (parts,) = self.backend.run(HEAD_MIX, [h, self.mix.fn], self.mix_constants, (self.slices, n, 1), 32 * (STREAMS + 1), outputs)
         return self._finish(h, parts, self.mix.scale, self.mix.base)
+
+
+class RowNorm(Collapse):
+    """x bfloat16 [n, D] -> the same, normed with a weight; rows of any width that `Collapse` has."""
+
+    streams = 1
+
+    def __init__(self, backend: Backend, norm: mx.array, eps: float):
+        super().__init__(backend, norm, eps)
+        self.ones = mx.ones((SMALL_ELEMENTS, 1), mx.float32)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """n at most 8."""
+        return self._finish(x, self.ones, self.norm, self.norm)
+
+
+class Guess:
+    """(base, add float32 [1, V], id int32 [1], spread float32 [1]): where the first of the largest sums is, and largest minus smallest, -1
+    where one is not finite, into the last two. Its backend writes in place, as that of `Scatter`."""
+
+    def __init__(self, backend: Backend, vocabulary: int):
+        self.backend, self.groups = backend, max(1, min(128, vocabulary // 1024))
+        self.constants = {"V": vocabulary, "G": self.groups, "NTH": 256}
+
+    def into(self, base: mx.array, add: mx.array, found: mx.array, spread: mx.array) -> list[mx.array]:
+        """-> (id, spread) as they are then."""
+        outputs = [((self.groups, 4), mx.float32), ((self.groups,), mx.int32)]
+        part, at = self.backend.run(GUESS_PARTS, [base, add], self.constants, (self.groups, 1, 1), 256, outputs)
+        constants = {"G": self.groups, "VOCAB": self.constants["V"]}
+        return self.backend.run_into(GUESS, [part, at], constants, (1, 1, 1), 32, [found, spread])
 
 
 class PoolGroups:

@@ -255,13 +255,7 @@ def _gathered(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     c, w = site.trunk.config, site.owner.weights
     form = backend, w.heads, w.head_dim, c.qk_rope_head_dim, c.sliding_window, w.sink, w.eps if w.head_norm else None
-    few = many = Attend(*form)
-    if backend.dialect == "cuda":
-        try:
-            few = TensorAttend(*form)
-        except Declined:
-            pass
-    kernel = _few(few, many)
+    kernel = _few(core(backend, w, c.qk_rope_head_dim, c.sliding_window), Attend(*form))
     return lambda *args: kernel(*args, dims=_used(args[6]))
 
 
@@ -418,13 +412,28 @@ def _logits(backend: Backend, site: Site) -> Callable:
     """The row is rounded to bfloat16 where stock rounds it; its products stay in float32."""
     _four_streams(site)
     trunk, c = site.owner, site.trunk.config
-    head = bare(trunk.head)
-    head = exl3_product(backend, head, mx.float32) if isinstance(head, Exl3Linear) else product(backend, narrowed(head), mx.float32)
+    head = wide_product(backend, bare(trunk.head))
     if c.family == "v41":
         collapse = Collapse(backend, trunk.norm, c.rms_norm_eps)
         return _few(lambda h, pre: head(collapse(h, pre)), site.stock)
     mix = HeadMix(backend, bare(trunk.head_mix), trunk.norm, c.rms_norm_eps)
     return _few(lambda h: head(mix(h)), site.stock)
+
+
+def wide_product(backend: Backend, module: Any) -> Callable:
+    """Few bfloat16 rows by a matrix in any form, in float32. Raises Declined."""
+    return exl3_product(backend, module, mx.float32) if isinstance(module, Exl3Linear) else product(backend, narrowed(module), mx.float32)
+
+
+def core(backend: Backend, w: AttentionWeights, rope_dims: int, window: int) -> Attend | TensorAttend:
+    """The attention of few rows. Raises Declined."""
+    form = backend, w.heads, w.head_dim, rope_dims, window, w.sink, w.eps if w.head_norm else None
+    if backend.dialect == "cuda":
+        try:
+            return TensorAttend(*form)
+        except Declined:
+            pass  # the other text takes more forms
+    return Attend(*form)
 
 
 def _engram(backend: Backend, site: Site) -> Callable:

@@ -20,7 +20,7 @@ from dsv41chat.engine.plan import LayerPlan, RopeSpec
 from dsv41chat.engine.rows import Rows
 from dsv41chat.engine.rows_v4 import GroupBlock, RowsV4, slots_for
 
-_NUMPY = {mx.int32: np.int32, mx.float32: np.float32, mx.bool_: np.bool_}
+_NUMPY = {mx.int32: np.int32, mx.float32: np.float32, mx.bool_: np.bool_, mx.bfloat16: np.uint16}
 
 
 class Given:

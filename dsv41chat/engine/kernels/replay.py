@@ -88,7 +88,7 @@ class Replay:
         self, trunk: Any, recorder: Recorder, player: Player, builders: Mapping[str, Callable[[Site], Callable]],
         refused: Mapping[tuple[str, str], str],
     ):  # fmt: skip
-        self.trunk, self.recorder, self.player = trunk, recorder, player
+        self.trunk, self.recorder, self.player, self.builders = trunk, recorder, player, builders
         self.shadow = shadow(trunk, builders, refused)
         engrams = {layer.plan.engram_slot: layer.engram for layer in trunk.layers if getattr(layer, "engram", None) is not None}
         self._widths = _Widths({slot: width(bare(bare(engram).wkv)) for slot, engram in engrams.items()})
@@ -200,10 +200,13 @@ def rows_of(trunk: Any, ids: np.ndarray, start: int, host: bool = False) -> Rows
     return Rows(ids, start, c.sliding_window, c.ring_rows, trunk.frequencies, c.image_token_id, host)
 
 
-def shadow(trunk: Any, builders: Mapping[str, Callable[[Site], Callable]], refused: Mapping[tuple[str, str], str]) -> Any:
-    """The trunk's modules again, around the same arrays, with all that `builders` build in place of its operations. Raises Declined."""
-    made = _copied(trunk)
-    for site in list(sites(made, made)):
+def shadow(
+    module: Any, builders: Mapping[str, Callable[[Site], Callable]], refused: Mapping[tuple[str, str], str], trunk: Any = None
+) -> Any:  # fmt: skip
+    """The modules again, around the same arrays, with all that `builders` build in place of their operations. trunk: that they belong to,
+    where it is not the module itself. Raises Declined."""
+    made = _copied(module)
+    for site in list(sites(made, made if trunk is None else trunk)):
         if site.op not in builders:
             continue
         if (reason := refused.get((site.op, site.key))) and site.op not in INNER:

@@ -103,7 +103,8 @@ class Choice:
 class KernelRoutes:
     """The choice of one trunk. wanted: auto, stock or a route's name.
 
-    replay: plays recorded decode steps, None where each step is built anew; built: why, in words.
+    replay: plays recorded decode steps, None where each step is built anew; built: why, in words. draft_replay, draft_built: likewise
+    of the drafter's passes; all None without recorded steps or without a drafter.
     ahead: after how many layers each the device is set running while the rest is still being built; 0: it starts when all is built.
     """
 
@@ -116,6 +117,8 @@ class KernelRoutes:
     ahead: int = 0
     replay: Any = None
     built: str | None = None
+    draft_replay: Any = None
+    draft_built: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -153,6 +156,8 @@ class KernelRoutes:
             lines.append("decode steps are recorded once and played again")
         elif self.built:
             lines.append(f"decode steps are built anew: {self.built}")
+        if self.draft_words:
+            lines.append(self.draft_words)
         for op, route in self.by_op().items():
             mine = [c for c in self.choices if c.op == op]
             errors = [c.error for c in mine if c.error is not None]
@@ -161,6 +166,13 @@ class KernelRoutes:
             reasons = {c.reason for c in mine if c.reason}
             lines.append(text + (f"; {'; '.join(sorted(reasons))}" if reasons else ""))
         return lines
+
+    @property
+    def draft_words(self) -> str | None:
+        """In words, how the drafter's passes run where the trunk's steps are recorded."""
+        if self.draft_replay is not None:
+            return "passes of the drafter are recorded once and played again"
+        return f"passes of the drafter are built anew: {self.draft_built}" if self.draft_built else None
 
     def facts(self) -> dict[str, Any]:
         """For receipts."""
@@ -292,11 +304,42 @@ def _replay(trunk: Any, decided: dict[tuple[str, str], Decision], strict: bool, 
     return replay, None
 
 
-def extend(chosen: KernelRoutes, module: Any, trunk: Any, verdicts: Verdicts | None = None) -> None:
-    """The same choice for more modules (a drafter) of the same engine; its sites are counted with the others."""
-    more = install(module, trunk, chosen.wanted, device=chosen.device, verdicts=verdicts)
+def extend(
+    chosen: KernelRoutes, module: Any, trunk: Any, verdicts: Verdicts | None = None, *, routes: tuple[Route, ...] | None = None
+) -> None:
+    """The same choice for a drafter of the same engine; its sites are counted with the others. Where the trunk's steps are recorded, its
+    passes are too, if they are kernels and right. routes: as of `install`."""
+    more = install(module, trunk, chosen.wanted, routes=routes, device=chosen.device, verdicts=verdicts)
     chosen.choices += more.choices
     chosen.rows_alike &= more.rows_alike
+    if chosen.replay is not None:
+        refused = {(c.op, c.key): c.reason for c in more.choices if c.route == STOCK and c.reason}
+        chosen.draft_replay, chosen.draft_built = _draft_replay(chosen, module, refused, verdicts)
+        if chosen.draft_replay is not None:
+            module.replay = chosen.draft_replay
+
+
+def _draft_replay(chosen: KernelRoutes, model: Any, refused: dict[tuple[str, str], str], verdicts: Verdicts | None) -> tuple[Any, str | None]:
+    """(what plays the drafter's passes, None) or (None, why they are built anew)."""
+    from dsv41chat.engine.kernels.replay_draft import DraftReplay
+
+    try:
+        replay = DraftReplay(chosen.replay, model, refused)
+    except Declined as reason:
+        _log.info("passes of the drafter are built anew: %s", reason)
+        return None, str(reason)
+    what = "+".join(chosen.names), chosen.identity, "replay of a drafter", replay.key
+    if verdicts is not None and verdicts.get(*what) is not None:
+        return replay, None
+    error = replay.check()
+    if not error <= REPLAY_LIMIT:
+        words = f"a recorded pass is {error:.1e} from one that is built, at most {REPLAY_LIMIT:.0e} is allowed"
+        _log.warning("passes of the drafter are built anew: %s", words)
+        return None, words
+    if verdicts is not None:
+        verdicts.put(*what, error, True)
+        verdicts.save()
+    return replay, None
 
 
 def to_mlx(value: Any) -> Any:

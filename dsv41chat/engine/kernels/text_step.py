@@ -132,8 +132,9 @@ HEAD_MIX = Kernel(
 """,
 )
 
-# x bf16 [M, D] = rms(sum of pre * streams, rounded) * nw: h bf16 [M, 4, D], nw fp32 [D], pre fp32 [M, 4], or with G > 0 HEAD_MIX's parts
-# [M, G, 5], scale fp32 [1] and base fp32 [4] that give it. One group of NTH (a multiple of 32, at least 160) threads per row.
+# x bf16 [M, D] = rms(sum of pre * streams, rounded) * nw: h bf16 [M, S, D], S 1 or 4, nw fp32 [D], pre fp32 [M, S], or with G > 0
+# HEAD_MIX's parts [M, G, 5], scale fp32 [1] and base fp32 [4] that give it. NORM 0: the rounded sum itself. One group of NTH (a multiple
+# of 32, at least 160) threads per row.
 COLLAPSE = Kernel(
     "collapse",
     ("h", "pre", "nw", "scale", "base"),
@@ -151,7 +152,7 @@ COLLAPSE = Kernel(
     const float rs = 1.0f / SQRTF(tot[4] / (float)(4 * D) + asf((u32)MIXEPS));
     UNROLL for (int k = 0; k < 4; k++) mine[k] = sigm(FMA(tot[k] * rs, scale[0], base[k])) + asf((u32)HCEPS);
   } else {
-    UNROLL for (int k = 0; k < 4; k++) mine[k] = pre[gx * 4 + k];
+    UNROLL for (int k = 0; k < S; k++) mine[k] = pre[gx * S + k];
   }
   float c[PER * 8], sq = 0.0f;
   UNROLL for (int p = 0; p < PER; p++) {
@@ -159,8 +160,8 @@ COLLAPSE = Kernel(
     if (d < D) {
       float o[8];
       UNROLL for (int i = 0; i < 8; i++) c[p * 8 + i] = 0.0f;
-      UNROLL for (int k = 0; k < 4; k++) {
-        loadn<8, 0>((DEV const u32*)h, ((u64)gx * 4 + k) * D + d, o);
+      UNROLL for (int k = 0; k < S; k++) {
+        loadn<8, 0>((DEV const u32*)h, ((u64)gx * S + k) * D + d, o);
         UNROLL for (int i = 0; i < 8; i++) c[p * 8 + i] = FMA(mine[k], o[i], c[p * 8 + i]);
       }
       UNROLL for (int i = 0; i < 8; i++) { const float z = rbf(c[p * 8 + i]); c[p * 8 + i] = z; sq = FMA(z, z, sq); }
@@ -177,7 +178,7 @@ COLLAPSE = Kernel(
     if (d < D) {
       float n[8], o[8];
       loadn<8, 1>((DEV const u32*)nw, d, n);
-      UNROLL for (int i = 0; i < 8; i++) o[i] = c[p * 8 + i] * r * n[i];
+      UNROLL for (int i = 0; i < 8; i++) o[i] = NORM ? c[p * 8 + i] * r * n[i] : c[p * 8 + i];
       uint4 w;
       w.x = pack2(o[0], o[1]); w.y = pack2(o[2], o[3]); w.z = pack2(o[4], o[5]); w.w = pack2(o[6], o[7]);
       *(DEV uint4*)((DEV u16*)x + (u64)gx * D + d) = w;
@@ -337,5 +338,71 @@ HADAMARD = Kernel(
     const u32 c = i * 32 + lane;
     if (c < W) ((DEV u16*)out)[row + c] = (u16)f2bf(MUL(a[i], asf((u32)FACTOR)));
   }
+""",
+)
+
+# base, add fp32 [V] -> of each of G runs of their sums: part fp32 [G, 4] = largest, smallest, and 1 where one is not finite; at int32 [G] =
+# where the first of the largest is. Groups G of NTH threads.
+GUESS_PARTS = Kernel(
+    "guess_parts",
+    ("base", "add"),
+    ("part", "at"),
+    r"""
+  constexpr int RUN = (V + G - 1) / G;
+  SHM float tops[32]; SHM float lows[32]; SHM float faults[32]; SHM int places[32];
+  const int first = (int)gx * RUN, last = first + RUN < V ? first + RUN : V;
+  float top = -3.4e38f, low = 3.4e38f, fault = 0.0f;
+  int place = V;
+  for (int i = first + (int)tid; i < last; i += NTH) {
+    const float v = base[i] + add[i];
+    if (!(FABS(v) < 3.4e38f)) fault = 1.0f;
+    if (v > top) { top = v; place = i; }
+    if (v < low) low = v;
+  }
+  for (int o = 16; o; o >>= 1) {
+    const float t = SHXOR(top, o), l = SHXOR(low, o), f = SHXOR(fault, o);
+    const int p = SHXOR(place, o);
+    if (t > top || (t == top && p < place)) { top = t; place = p; }
+    if (l < low) low = l;
+    if (f > fault) fault = f;
+  }
+  if (lane == 0) { tops[sg] = top; lows[sg] = low; faults[sg] = fault; places[sg] = place; }
+  BARRIER();
+  if (tid == 0) {
+    for (int i = 1; i < NTH / 32; i++) {
+      if (tops[i] > top || (tops[i] == top && places[i] < place)) { top = tops[i]; place = places[i]; }
+      if (lows[i] < low) low = lows[i];
+      if (faults[i] > fault) fault = faults[i];
+    }
+    part[gx * 4] = top; part[gx * 4 + 1] = low; part[gx * 4 + 2] = fault; part[gx * 4 + 3] = 0.0f;
+    at[gx] = place;
+  }
+""",
+)
+
+# GUESS_PARTS' results -> id int32 [0]: where the first of the largest sums is; spread fp32 [0]: largest minus smallest, -1 where one is not
+# finite. One group of 32 threads; G at most 128.
+GUESS = Kernel(
+    "guess",
+    ("part", "at"),
+    ("id", "spread"),
+    r"""
+  float top = -3.4e38f, low = 3.4e38f, fault = 0.0f;
+  int place = 0x7fffffff;
+  for (int i = (int)lane; i < G; i += 32) {
+    const float t = part[i * 4], l = part[i * 4 + 1], f = part[i * 4 + 2];
+    const int p = at[i];
+    if (t > top || (t == top && p < place)) { top = t; place = p; }
+    if (l < low) low = l;
+    if (f > fault) fault = f;
+  }
+  for (int o = 16; o; o >>= 1) {
+    const float t = SHXOR(top, o), l = SHXOR(low, o), f = SHXOR(fault, o);
+    const int p = SHXOR(place, o);
+    if (t > top || (t == top && p < place)) { top = t; place = p; }
+    if (l < low) low = l;
+    if (f > fault) fault = f;
+  }
+  if (tid == 0) { id[0] = place < VOCAB ? place : 0; spread[0] = fault > 0.0f ? -1.0f : top - low; }
 """,
 )

@@ -287,9 +287,10 @@ def build_drafter(
 
 
 def arrays_of(module: object) -> list[mx.array]:
-    """Every array below a module; modules are plain dataclasses, alone or in sequences. Views of them (`_...`) are none of their own."""
+    """Every array below a module; modules are plain dataclasses, alone or in sequences. Views of them (`_...`) are none of their own, and
+    what computes them (`routes`, `replay`) is none of it."""
     if isinstance(module, mx.array):
         return [module]
     named = getattr(module, "__dict__", {})
-    children = module if isinstance(module, (list, tuple)) else [value for name, value in named.items() if not name.startswith("_")]
+    children = module if isinstance(module, (list, tuple)) else [v for k, v in named.items() if not k.startswith("_") and k not in ("routes", "replay")]
     return [a for child in children for a in arrays_of(child)]

@@ -62,6 +62,19 @@ def collapsed(D: int) -> Case:
     return Case(f"collapse {D}", lambda b: glue.Collapse(b, weight, eps), stock, (d.rows(ROWS, 4, D), d.positive(ROWS, 4)), (1e-3,))
 
 
+def collapsed_alone(D: int) -> Case:
+    d = Draw(33)
+    weight = d.positive(D)
+    inputs = d.rows(ROWS, 4, D), d.positive(ROWS, 4)
+    return Case(f"collapse {D} alone", lambda b: glue.Collapse(b, weight, 1e-20, normed=False), streams.collapse, inputs, (1e-3,))
+
+
+def row_norm(D: int) -> Case:
+    d = Draw(33)
+    weight = d.positive(D)
+    return Case(f"row norm {D}", lambda b: glue.RowNorm(b, weight, 1e-6), lambda x: norm.rms(x, weight, 1e-6), (d.rows(ROWS, D),), (1e-3,))
+
+
 def head_mix(D: int) -> Case:
     d = Draw(34)
     head = HyperHead(d.normal(4, 4 * D, size=0.05), d.normal(4), mx.array([1.3]), 1e-6, 1e-5)
@@ -195,6 +208,9 @@ def step_cases() -> tuple[Case, ...]:
         gated(2176),
         collapsed(96),
         collapsed(2176),
+        collapsed_alone(96),
+        row_norm(96),
+        row_norm(2176),
         head_mix(96),
         head_mix(2176),
         pooled(4, 64, True),
