@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import mlx.core as mx
 
@@ -17,6 +18,8 @@ _MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _SCALES = {mx.bfloat16: 0, mx.float32: 1, mx.float16: 2}
 _PLAIN = {mx.bfloat16: (3, 16), mx.float32: (4, 32)}
+# By id of a weight: the weight and its bfloat16 copy, for as long as somebody uses them.
+_narrow: dict[int, tuple[ref, ref]] = {}
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,19 @@ def stored(module: Any) -> Stored:
 
 
 def narrowed(module: Any) -> Any:
-    """A plain matrix with bfloat16 values if that is what its float32 values are: half the bytes to read."""
+    """A plain matrix with bfloat16 values if that is what its float32 values are: half the bytes to read, one copy for all who ask."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, mx.array) or weight.dtype != mx.float32:
         return module
-    narrow = weight.astype(mx.bfloat16)
-    return type(module)(narrow) if bool(mx.all(narrow.astype(mx.float32) == weight)) else module
+    key = id(weight)
+    known = _narrow.get(key)
+    narrow = known[1]() if known is not None and known[0]() is weight else None
+    if narrow is None:
+        narrow = weight.astype(mx.bfloat16)
+        if not bool(mx.all(narrow.astype(mx.float32) == weight)):
+            return module
+        _narrow[key] = ref(weight, lambda _: _narrow.pop(key, None)), ref(narrow)
+    return type(module)(narrow)
 
 
 def _packed(p: Packed) -> Stored:

@@ -62,6 +62,13 @@ class Written:
     at: np.ndarray
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The token before a guess that is drawn on the host."""
+
+    token: np.ndarray
+
+
 class RecordedStage:
     """A stage of `draft.stage` with places in and out, wired like a layer of the trunk."""
 
@@ -154,7 +161,7 @@ class DraftReplay:
             ids, spread = found.view(np.int32).tolist(), spread.view(np.float32)
         else:
             logits, z = self.base(pending, n, want, rings)
-            ids, spread = self._sampled(pending, n, logits, sampling)
+            ids, spread = self._sampled(pending, n, logits, rings, sampling)
         check_spread(spread, n)
         own, following = self.confidence
         return ids, logits, _floats(z, want) @ own + following[[pending, *ids[:-1]]]
@@ -164,11 +171,11 @@ class DraftReplay:
         base, z = self._pass(pending, n, rings, ("pass", want, False))
         return base.view(np.float32).reshape(want, -1), z
 
-    def _sampled(self, pending: int, n: int, logits: np.ndarray, sampling: SamplingParams) -> tuple[list[int], np.ndarray]:
+    def _sampled(self, pending: int, n: int, logits: np.ndarray, rings: DraftRings, sampling: SamplingParams) -> tuple[list[int], np.ndarray]:
         """Guesses of a turn that draws them, on the host; adds the chain to the logits."""
-        m, prev, ids = self.model, pending, []
+        prev, ids = pending, []
         for j, row in enumerate(logits):
-            row += np.array(m.markov_head(m.markov_embed[mx.array([prev])].astype(mx.float32)))[0]
+            row += self._play(rings, ("chain",), Drawn(np.array([prev], np.int32)))[0].view(np.float32)
             prev = host_choice(row, n + 1 + j, sampling)
             ids.append(prev)
         return ids, np.ptp(logits, axis=-1)
@@ -179,7 +186,7 @@ class DraftReplay:
         tokens = np.array([pending] + [m.noise] * (m.block - 1), np.int32)
         return self._play(rings, form, Pass(tokens, n + np.arange(m.block), slots, present))
 
-    def _play(self, rings: DraftRings, form: tuple, brought: Pass | Committed | Written) -> list[np.ndarray]:
+    def _play(self, rings: DraftRings, form: tuple, brought: Pass | Committed | Written | Drawn) -> list[np.ndarray]:
         """Waits for all of it: the block in the host's memory is used again, and MLX may read the rings next."""
         steps = self._steps.setdefault(rings, {})
         if form not in steps:
@@ -194,11 +201,12 @@ class DraftReplay:
     # recording
 
     def record(self, rings: DraftRings, form: tuple) -> Recorded:
-        """(launches, the block that they need, results). form: (pass, guesses, greedy), (extend, rows) or (put,)."""
+        """(launches, the block that they need, results). form: (pass, guesses, greedy), (chain,), (extend, rows) or (put,)."""
         kind, *rest = form
         places = [Place(Memory("lane", b.nbytes, name), b.shape, b.dtype) for name, b in rings.buffers.items()]
         tape, given = self.recorder.begin(), Given()
-        results = {"pass": self._record_pass, "extend": self._record_extend, "put": self._record_put}[kind](given, places, *rest)
+        ways = {"pass": self._record_pass, "chain": self._record_chain, "extend": self._record_extend, "put": self._record_put}
+        results = ways[kind](given, places, *rest)
         for place in results:
             place.memory.kind = "result"
         return tape, given, results
@@ -228,6 +236,10 @@ class DraftReplay:
             row = self.markov_embed(prev).reshape(STREAMS, -1)[:1]
             prev, _ = self.guess.into(base[j : j + 1], self.markov_head(row), found[j : j + 1], spread[j : j + 1])
         return [found, spread, z]
+
+    def _record_chain(self, given: Given, rings: list[Place]) -> list[Place]:
+        token = given.place("token", (1,), mx.int32, lambda r: r.token)
+        return [self.markov_head(self.markov_embed(token).reshape(STREAMS, -1)[:1])]
 
     def _record_extend(self, given: Given, rings: list[Place], count: int) -> list[Place]:
         taps = given.place("taps", (count, width(bare(self.model.main_proj))), mx.bfloat16, lambda r: r.taps)

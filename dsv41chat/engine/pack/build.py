@@ -292,5 +292,6 @@ def arrays_of(module: object) -> list[mx.array]:
     if isinstance(module, mx.array):
         return [module]
     named = getattr(module, "__dict__", {})
-    children = module if isinstance(module, (list, tuple)) else [v for k, v in named.items() if not k.startswith("_") and k not in ("routes", "replay")]
+    own = [value for name, value in named.items() if not name.startswith("_") and name not in ("routes", "replay")]
+    children = module if isinstance(module, (list, tuple)) else own
     return [a for child in children for a in arrays_of(child)]

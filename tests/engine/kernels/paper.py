@@ -17,11 +17,12 @@ import pytest
 from dsv41chat.bench import shapes
 from dsv41chat.engine.convert.layout import plan_groups
 from dsv41chat.engine.convert.recipes import Choice
+from dsv41chat.engine.draft.load import load_draft_model
 from dsv41chat.engine.kernels import gpu
 from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.sites import Routed, sites
-from dsv41chat.engine.pack.build import outline_trunk
+from dsv41chat.engine.pack.build import Pack, outline_trunk, weight_source
 from dsv41chat.engine.pack.dialects import release_tensors
 from dsv41chat.engine.pack.index import TensorRef
 from dsv41chat.engine.paper import release_pack
@@ -65,17 +66,28 @@ def _nothing(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 @cache
 def outline(name: str, recipe: str):
     """The trunk of a release, or of its conversion, with few experts; its arrays have shapes and are never read. exl3: of 3 bits."""
+    return outline_trunk(_pack(name, recipe), dtype=mx.bfloat16, packed=True)
+
+
+def outline_drafter(name: str, recipe: str):
+    """The drafter of the same build, on its trunk."""
+    pack, trunk = _pack(name, recipe), outline(name, recipe)
+    return load_draft_model(pack.found.plan, trunk, weight_source(pack, pack.found.plan.expected, dtype=trunk.dtype, packed=True, empty=True), False)
+
+
+@cache
+def _pack(name: str, recipe: str) -> Pack:
     if recipe == "exl3":
-        pack = shapes.outline_pack({"V4.1-Flash": "v41", "V4-Flash": "v4"}[name], experts=8, bits=3, form="exl3")
-        return outline_trunk(pack, dtype=mx.bfloat16, packed=True)
+        return shapes.outline_pack({"V4.1-Flash": "v41", "V4-Flash": "v4"}[name], experts=8, bits=3, form="exl3")
     outer = copy.deepcopy(RELEASES[name])
-    outer.get("text_config", outer)["n_routed_experts"] = 8
+    text = outer.get("text_config", outer)
+    text |= {key: 8 for key in ("n_routed_experts", "dspark_n_routed_experts") if key in text}
     pack = release_pack(outer)
     if recipe != "native":
         groups = plan_groups(pack, Choice.of(recipe, None, "keep", pack.config.num_hidden_layers))
         found = {t.name: TensorRef(t.name, Path("paper"), t.tag, t.shape, 8, t.nbytes) for group in groups for t in group.tensors}
         pack = replace(pack, index=replace(pack.index, tensors=release_tensors(found)))
-    return outline_trunk(pack, dtype=mx.bfloat16, packed=True)
+    return pack
 
 
 @pytest.fixture

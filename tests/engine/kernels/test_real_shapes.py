@@ -11,10 +11,11 @@ from dsv41chat.bench import ops
 from dsv41chat.engine.kernels import choose, gpu
 from dsv41chat.engine.kernels.recorder import Recorder, arrange
 from dsv41chat.engine.kernels.replay import Replay
+from dsv41chat.engine.kernels.replay_draft import DraftReplay
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.sites import sites
 from dsv41chat.engine.pack.build import arrays_of
-from tests.engine.kernels.paper import BUILDS, TRELLISES, call_every_kernel, on_paper, outline, paper
+from tests.engine.kernels.paper import BUILDS, TRELLISES, call_every_kernel, on_paper, outline, outline_drafter, paper
 from tests.engine.kernels.shim import _library, _program, needs_compiler
 
 __all__ = ["paper"]
@@ -56,6 +57,20 @@ def test_a_decode_step_of_a_release_can_be_recorded(build, monkeypatch):
         tape, _, results = replay.record(lane, start, rows, True, False)
         assert len(tape.launches) <= (40 if build in TRELLISES else 30) * layers and results[0].shape == (rows, trunk.config.vocab_size)
         assert len(arrange(tape).offsets) and all(p.memory.kind != "fixed" for x in tape.launches for p in x.outputs)
+
+
+@pytest.mark.parametrize("build", [build for build in BUILDS if build[0] == "V4.1-Flash"], ids=" ".join)
+def test_a_drafting_pass_of_a_release_can_be_recorded(build, monkeypatch):
+    """All guesses of a block, and committed rows, are a few dozen launches each."""
+    monkeypatch.setattr(gpu, "_finish_gap", lambda *args: 0.0)
+    trunk, model, notes = outline(*build), outline_drafter(*build), Recorder("cuda")
+    model.markov_embed, model.confidence = mx.zeros(model.markov_embed.shape, mx.bfloat16), mx.zeros(model.confidence.shape)
+    replay = DraftReplay(Replay(trunk, notes, None, gpu.builders(notes), {}), model, {})
+    for form, most in ((("pass", model.block, True), 80), (("pass", 1, False), 60), (("extend", 8), 12), (("chain",), 2), (("put",), 3)):
+        tape, _, results = replay.record(replay.rings(), form)
+        assert len(tape.launches) <= most and all(p.memory.kind != "fixed" for x in tape.launches for p in x.outputs)
+        assert arrange(tape).nbytes < 32 << 20
+    assert results == []
 
 
 @on_paper((("V4.1-Flash", "affine-4"), "cuda"), (("V4-Flash", "affine-4"), "metal"))
