@@ -118,7 +118,7 @@ def test_the_pass_is_the_route_s(own):
     if run.drafter.kind == "mtp" or not own.trunk.routes.host:
         assert not getattr(own.model, "host", False)
         return
-    assert own.model.host and isinstance(run.drafter.rings.buffers[0], np.ndarray)
+    assert own.model.host and isinstance(run.drafter.rings.buffers["ring.0"], np.ndarray)
     n, pending = run.target.n, run.text[run.target.n]
     mlx = new_drafter(replace(own.model, host=False))
     mlx.load(run.drafter.state(), n)
