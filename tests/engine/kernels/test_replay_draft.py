@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dsv41chat.engine.draft.base import host_choice
+from dsv41chat.engine.draft.depth import FixedDepth
 from dsv41chat.engine.draft.doctor import examine
 from dsv41chat.engine.draft.load import new_drafter
 from dsv41chat.engine.draft.rings import DraftRings
@@ -29,7 +30,8 @@ from dsv41chat.nano import embedded_pack
 from tests import drafting
 from tests.engine.kernels.play import ShimPlayer
 from tests.engine.kernels.shim import Shim, needs_compiler
-from tests.engine.kernels.test_gpu_route import V4, apart, planted
+from tests.engine.kernels.test_gpu_route import V4, apart, planted, tokens
+from tests.engine.kernels.test_replay import put
 from tests.engine.v4.tiny import write_pack
 
 pytestmark = needs_compiler
@@ -203,6 +205,20 @@ def test_a_stored_state_goes_to_a_built_pass_and_back(model):
     again = new_drafter(model)
     again.load(back.state(), ROWS)
     assert seen(again) == seen(drafter)
+
+
+def test_drafted_text_of_recorded_steps_and_passes_is_plain_text(tmp_path):
+    """Taps of recorded steps go into recorded passes; both players' launches write into their own buffers."""
+    trunk, model = parts("v4", tmp_path)
+    player = put(trunk).routes.replay.player
+    extend(trunk.routes, model, trunk, routes=(gpu_route("cuda", Shim("cuda"), lambda: None, frozenset({"cpu"})),))
+    assert model.replay.player is player
+    prompt = list(tokens(96, PROMPT))
+    plain = drafting.decode(trunk, prompt, GREEDY, 14)
+    player.played.clear()
+    drafted = drafting.decode(trunk, prompt, GREEDY, 14, new_drafter(model), FixedDepth(3))
+    assert drafted.ids == plain.ids and sum(r.proposed for r in drafted.rounds) >= 9
+    assert drafted.drafter.rings.end > PROMPT and player.played.count("guess") >= 9
 
 
 @pytest.mark.parametrize("dialect", ["metal", "cuda"])
