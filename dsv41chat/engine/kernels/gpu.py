@@ -255,13 +255,10 @@ def _gathered(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     c, w = site.trunk.config, site.owner.weights
     form = backend, w.heads, w.head_dim, c.qk_rope_head_dim, c.sliding_window, w.sink, w.eps if w.head_norm else None
-    few = many = Attend(*form)
-    if backend.dialect == "cuda":
-        try:
-            few = TensorAttend(*form)
-        except Declined:
-            pass
-    kernel = _few(few, many)
+    try:
+        kernel = TensorAttend(*form) if backend.dialect == "cuda" else Attend(*form)
+    except Declined:
+        kernel = Attend(*form)
     return lambda *args: kernel(*args, dims=_used(args[6]))
 
 
