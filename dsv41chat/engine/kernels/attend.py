@@ -13,7 +13,7 @@ from dsv41chat.engine.kernels.text_attend import ATTEND_MERGE, ATTEND_SPLIT
 from dsv41chat.engine.kernels.text_attend_tensor import TENSOR_ATTEND, TENSOR_MERGE
 
 # Bounds the float32 partial results of one launch; rows are independent, so the cut changes no bit.
-_PARTIAL_BYTES = 64 * 2**20
+_PARTIAL_BYTES = 128 * 2**20
 # Slots of one piece of a list: with entries of a pool, and for the window alone.
 _PIECE, _WINDOW_PIECE = 40, 32
 # Of the matrix unit: slots of one piece, SIMD groups that merge, and pieces that each of them has on the way at once.
