@@ -15,7 +15,7 @@ from dsv41chat.ui.commands import CommandError, parse
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.test_plain import chat as line_mode
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, make_app, say, screen_text, stored, until
 
 
 @pytest.mark.parametrize("enter", [False, True])
@@ -65,17 +65,6 @@ async def test_a_full_conversation_still_offers_a_new_one(tmp_path):
         await say(pilot, app, "y" * 400)
         await until(lambda: "The context is full." in screen_text(app))
         assert "summary" in screen_text(app) and "--context" not in screen_text(app)
-
-
-def stored(*texts: str) -> tuple[Store, str]:
-    """A store with one conversation of alternating messages, and its id."""
-    store = Store.memory(background=False)
-    key = store.new_conversation().id
-    parent = None
-    for number, text in enumerate(texts):
-        parent = store.add_message(key, parent, "assistant" if number % 2 else "user", text).id
-    store.set_leaf(key, parent)
-    return store, key
 
 
 async def test_a_queue_of_an_earlier_run_waits_for_its_user(tmp_path):

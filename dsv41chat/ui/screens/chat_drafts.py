@@ -114,6 +114,15 @@ class DraftActions:
         self._newest_draft = draft = (None, "", None, None)
         self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
 
+    def renew_draft(self) -> None:
+        """The stored draft went with the message that it became; what was typed meanwhile is stored again, soon."""
+        if not self.composer.text:
+            return
+        if self._newest_draft is not None and self._newest_draft[0] is not None:
+            self._newest_draft = None
+        if self._draft_timer is None:
+            self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
+
     def restore_draft(self, draft: Any, early: str = "") -> None:
         """The stored draft into the composer, and behind it what was typed before the program was ready.
 
