@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from dataclasses import replace
@@ -462,3 +463,18 @@ async def test_an_answer_that_is_whole_is_over_for_its_reader(tmp_path, monkeypa
         await until(lambda: chat.status.queued == 1)
         done.set()
         await until(lambda: "next" in [message.text for message in app.store.path_to(chat.leaf_id)] and not chat.pump.running)
+
+
+async def test_work_that_is_cancelled_before_it_begins_is_dropped_quietly(tmp_path, recwarn):
+    app, done = make_app(tmp_path, Script()), []
+
+    async def work(number: int) -> None:
+        done.append(number)
+
+    async with app.run_test(size=(80, 24)):
+        chat = chat_of(app)
+        chat.spawn(work(1), "some")
+        chat.spawn(work(2), "some")
+        await until(lambda: done == [2])
+    gc.collect()
+    assert not [said for one in recwarn if "never awaited" in (said := str(one.message))]

@@ -180,3 +180,17 @@ async def test_a_first_message_whose_build_does_not_load_comes_back_before_what_
         await until(lambda: not chat.switching)
         await pilot.pause()
         assert chat.composer.text == "first\n\nsecond" and not chat.held
+
+
+async def test_leaving_stores_a_draft_that_another_thread_was_to_write(tmp_path, monkeypatch):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        chat.composer.insert("draft")
+        # The thread does not come to it.
+        with monkeypatch.context() as patch:
+            patch.setattr(chat, "spawn", lambda work, *_, **__: work.close())
+            chat.save_draft()
+        await pilot.press("ctrl+q")
+        assert app.store.draft(None).text == "draft"
