@@ -9,12 +9,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from dsv41chat.engine.errors import EngineError
+
 PEERS = ("none", "mlx-lm", "mlx-vlm")
 PREFILL_STEPS = (128, 512, 2048)
 
 
 class Peer:
-    """name and prefill_step of a loaded peer. Raises ImportError with the command to install it."""
+    """name and prefill_step of a loaded peer. Raises ImportError with the command to install it, and EngineError for files that it refuses."""
 
     def __init__(self, name: str, folder: Path):
         self.name, self.prefill_step = name, 512
@@ -36,6 +38,9 @@ class Peer:
             self._stream_of_loop = generation_stream
         except ImportError as error:
             raise ImportError(f"{name} is not installed here: pip install {name} ({error})") from error
+        except ValueError as error:
+            words = f"{name} does not open this build: {str(error).splitlines()[0]}"
+            raise EngineError(words, "builds of `bench weights` without --drafter and in affine form are what it reads") from error
         self.tokens: list[int] = []
         self.cpu: list[float] = []
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class ChatApp(App[int]):
         self._handle_signals()
         self.push_screen(ChatScreen())
         # Not before the first frame: another thread's imports would hold the interpreter.
-        self.set_timer(WARM_UP_S, lambda: self.run_worker(asyncio.to_thread(warm_up), group="warm"))
+        self.set_timer(WARM_UP_S, lambda: self.run_worker(partial(asyncio.to_thread, warm_up), group="warm"))
         # The engine thread and the interpreter share one lock; short turns keep keys quick while it holds it.
         sys.setswitchinterval(0.001)
 
@@ -181,7 +182,7 @@ class ChatApp(App[int]):
                 screen.save_draft(now=True)
                 screen.save_view()
                 if screen.pump.running:
-                    self.run_worker(self._leave_after(screen, code), group="leave")
+                    self.run_worker(partial(self._leave_after, screen, code), group="leave")
                     return
         self.exit(code)
 

@@ -6,6 +6,7 @@ opened, so a program without a back end can still read, search and export.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -148,7 +149,9 @@ class EngineHost(Builds, IdleWork):
         self._sessions.clear()
         if self.engine is not None:
             self.engine.close()
-        self.engine = None
+            self.engine = None
+            # Its operations and what computes them refer to each other, and the next build needs their memory now.
+            gc.collect()
         self.view = None
 
     @contextmanager

@@ -5,23 +5,11 @@ from __future__ import annotations
 from textual.message import Message
 
 
-class Submitted(Message):
-    """The composer was sent. text: exactly what the user sees, chips expanded."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.text = text
-
-
 class DraftChanged(Message):
     """The composer's text changed; only the last one matters."""
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, DraftChanged)
-
-
-class RecallQueued(Message):
-    """Up was pressed in an empty composer: the last queued message may come back for editing."""
 
 
 class RemoveQueued(Message):

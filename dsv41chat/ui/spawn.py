@@ -18,7 +18,9 @@ class Spawning:
 
     def spawn(self, work: Coroutine[Any, Any, Any], group: str, exclusive: bool = True) -> None:
         """Runs a coroutine on the event loop. exclusive: an earlier one of the same group is cancelled."""
-        self.run_worker(work, group=group, exclusive=exclusive, exit_on_error=False)
+        worker = self.run_worker(work, group=group, exclusive=exclusive, exit_on_error=False)
+        # A worker cancelled before its first step never awaits its work, and the interpreter would say so in the middle of whatever runs then.
+        worker._task.add_done_callback(lambda _: work.close())
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
         if event.state is WorkerState.ERROR:

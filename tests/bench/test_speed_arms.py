@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import sys
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +17,7 @@ from dsv41chat.bench import arms, decode, ops, prefill, shapes, verify_cost, wei
 from dsv41chat.bench.equality import compare
 from dsv41chat.bench.peer import Peer
 from dsv41chat.engine.engine import open_engine
+from dsv41chat.engine.errors import EngineError
 from dsv41chat.engine.kernels.compiled import Graph, as_graphs
 from dsv41chat.engine.ops import exl3
 from dsv41chat.engine.ops.blocks import HOST_BYTES
@@ -191,3 +194,17 @@ def test_layers_of_v4_equal_the_peers(tmp_path, monkeypatch):
     found = compare(engine, Peer("mlx-vlm", folder), arms.prompt(engine, 200))
     assert set(found["relative_l2"]) == {"window, hashed", "ratio 4, scoring, hashed", "ratio 128", "ratio 4, scoring", "head"}
     assert found["worst"] < 1e-5 and found["rows_with_other_experts"] == 0
+
+
+def test_a_peer_that_refuses_a_build_is_told(tmp_path, monkeypatch):
+    """Such as one with a drafter, whose tensors the peer does not know."""
+
+    def refuses(folder):
+        raise ValueError("Received 3 parameters not in model:\nmtp.0.a,\nmtp.0.b")
+
+    stand_in = {"mlx_lm": {}, "mlx_lm.generate": {"generate_step": None, "generation_stream": None}, "mlx_lm.utils": {"load_model": refuses}}
+    for name, parts in stand_in.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**parts))
+    with pytest.raises(EngineError, match="mlx-lm does not open this build: Received 3 parameters not in model:$") as refusal:
+        Peer("mlx-lm", tmp_path)
+    assert "--drafter" in refusal.value.hint

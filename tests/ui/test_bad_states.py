@@ -72,7 +72,7 @@ FAULTS = {
        for kind in ("seg", "tail") for where, at in (("header", 30), ("body", -5))},
     **{f"truncated {kind}": (each(kind, lambda path: os.truncate(path, path.stat().st_size - 1)), BY_SIZE.format("truncated"))
        for kind in ("seg", "tail")},
-    **{f"missing {kind}": (each(kind, Path.unlink), BY_SIZE.format("missing file")) for kind in ("seg", "tail")},
+    **{f"missing {kind}": (each(kind, Path.unlink), BY_SIZE.format("missing (?:file|segment)")) for kind in ("seg", "tail")},
     "swapped tails": (swap, BY_SIZE.format("(?:wrong place|truncated)")),
     "tails of another build": (each("tail", foreign), UNUSABLE.format("different model build")),
     "a newer index": (newer, "The index of the saved states was written by a newer version"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from textual import events
 
-from dsv41chat.ui.driver import PasteParser
+from dsv41chat.ui.driver import PasteParser, TerminalDriver
 
 BEGIN, END = "\x1b[200~", "\x1b[201~"
 COLOURS = "A\x1b[31mRED\x1b[0m B"
@@ -41,3 +43,16 @@ def test_a_pasted_opening_mark_is_text():
 def test_a_long_paste_in_pieces():
     text = "0123456789\r" * 20_000
     assert parsed(f"{BEGIN}{text}{END}", 4096) == [f"p:{text}"]
+
+
+def test_keys_of_one_read_came_at_one_time():
+    """However long the machine took between them: by these times the composer tells a paste from an Enter that sends."""
+
+    def slowly(data: str):
+        for number, message in enumerate(PasteParser().feed(data)):
+            message.time += number
+            yield message
+
+    found: list[events.Key] = []
+    TerminalDriver._pass_on(SimpleNamespace(process_message=found.append), slowly("abc\r"))
+    assert [key.key for key in found] == ["a", "b", "c", "enter"] and len({key.time for key in found}) == 1

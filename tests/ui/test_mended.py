@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from dataclasses import replace
@@ -15,7 +16,7 @@ from dsv41chat.ui.commands import CommandError, parse
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.test_plain import chat as line_mode
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, make_app, say, screen_text, stored, until
 
 
 @pytest.mark.parametrize("enter", [False, True])
@@ -65,17 +66,6 @@ async def test_a_full_conversation_still_offers_a_new_one(tmp_path):
         await say(pilot, app, "y" * 400)
         await until(lambda: "The context is full." in screen_text(app))
         assert "summary" in screen_text(app) and "--context" not in screen_text(app)
-
-
-def stored(*texts: str) -> tuple[Store, str]:
-    """A store with one conversation of alternating messages, and its id."""
-    store = Store.memory(background=False)
-    key = store.new_conversation().id
-    parent = None
-    for number, text in enumerate(texts):
-        parent = store.add_message(key, parent, "assistant" if number % 2 else "user", text).id
-    store.set_leaf(key, parent)
-    return store, key
 
 
 async def test_a_queue_of_an_earlier_run_waits_for_its_user(tmp_path):
@@ -473,3 +463,18 @@ async def test_an_answer_that_is_whole_is_over_for_its_reader(tmp_path, monkeypa
         await until(lambda: chat.status.queued == 1)
         done.set()
         await until(lambda: "next" in [message.text for message in app.store.path_to(chat.leaf_id)] and not chat.pump.running)
+
+
+async def test_work_that_is_cancelled_before_it_begins_is_dropped_quietly(tmp_path, recwarn):
+    app, done = make_app(tmp_path, Script()), []
+
+    async def work(number: int) -> None:
+        done.append(number)
+
+    async with app.run_test(size=(80, 24)):
+        chat = chat_of(app)
+        chat.spawn(work(1), "some")
+        chat.spawn(work(2), "some")
+        await until(lambda: done == [2])
+    gc.collect()
+    assert not [said for one in recwarn if "never awaited" in (said := str(one.message))]

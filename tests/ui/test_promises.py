@@ -17,6 +17,7 @@ TESTS = Path(__file__).resolve().parents[1]
 TABLE = """
 1.2  M  nothing typed or said is lost | chat:stop_keeps_what_was_shown_and_the_next_turn_works terminal:a_kill_loses_no_shown_text_of_a_second_ago
     kills:killed_at_three_moments mended:enter_before_the_start_is_over_waits_for_its_conversation
+    typing:what_is_typed_behind_an_enter_stays typing:a_message_that_could_not_be_stored_comes_back_before_what_was_typed_since
 1.4  M  every wait shows progress and can be cancelled |
     chat:writing_while_a_build_loads chat:stop_in_prefill_gives_the_prompt_back_and_editing_it_makes_a_sibling
 1.5  M  everything by keyboard and in the palette | tools:every_action_of_the_table_is_bound_listed_and_exists actions:actions

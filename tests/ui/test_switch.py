@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -234,3 +236,19 @@ def test_on_the_real_screen_there_and_back(program, v4, broken, tmp_path):
         assert len({m.build_fingerprint for m in path if m.role == "assistant"}) == 2
         terminal.keys("C-q")
         terminal.wait("exit=0")
+
+
+def test_the_build_before_is_gone_when_the_next_is_there(v4, tmp_path):
+    """Its weights can be most of the machine's memory."""
+    from dsv41chat.settings import load_settings
+
+    host = EngineHost(load_settings(config=None, data_dir=tmp_path), None)
+    gc.disable()
+    try:
+        drain(host.load(host.probe(host.find("nano"))))
+        trunk = weakref.ref(host.engine.trunk)
+        drain(host.load(host.probe(host.find(str(v4)))))
+        assert host.engine.family == "v4" and trunk() is None
+    finally:
+        gc.enable()
+        host.close()

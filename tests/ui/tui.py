@@ -26,6 +26,17 @@ def make_app(tmp_path: Path, script: Script | None = None, start: AppStart | Non
     return ChatApp(TurnController(store, host, settings), start)
 
 
+def stored(*texts: str) -> tuple[Store, str]:
+    """A store with one conversation of alternating messages, and its id."""
+    store = Store.memory(background=False)
+    key = store.new_conversation().id
+    parent = None
+    for number, text in enumerate(texts):
+        parent = store.add_message(key, parent, "assistant" if number % 2 else "user", text).id
+    store.set_leaf(key, parent)
+    return store, key
+
+
 def chat_of(app: ChatApp) -> ChatScreen:
     return next(screen for screen in app.screen_stack if isinstance(screen, ChatScreen))
 

@@ -254,8 +254,7 @@ def _project(backend: Backend, site: Site) -> Callable:
 def _gathered(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     c, w = site.trunk.config, site.owner.weights
-    form = backend, w.heads, w.head_dim, c.qk_rope_head_dim, c.sliding_window, w.sink, w.eps if w.head_norm else None
-    kernel = _few(core(backend, w, c.qk_rope_head_dim, c.sliding_window), Attend(*form))
+    kernel = core(backend, w, c.qk_rope_head_dim, c.sliding_window)
     return lambda *args: kernel(*args, dims=_used(args[6]))
 
 
@@ -426,7 +425,7 @@ def wide_product(backend: Backend, module: Any) -> Callable:
 
 
 def core(backend: Backend, w: AttentionWeights, rope_dims: int, window: int) -> Attend | TensorAttend:
-    """The attention of few rows. Raises Declined."""
+    """Attention over listed rows, for any number of rows. Raises Declined."""
     form = backend, w.heads, w.head_dim, rope_dims, window, w.sink, w.eps if w.head_norm else None
     if backend.dialect == "cuda":
         try:

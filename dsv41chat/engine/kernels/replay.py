@@ -25,15 +25,17 @@ from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.recorder import Place, Recorder, Tape
 from dsv41chat.engine.kernels.recording import Form, Given, RecordedLane, RecordedRows, form_of
 from dsv41chat.engine.kernels.routes import Declined
-from dsv41chat.engine.kernels.sites import INNER, Site, bare, sites, width
+from dsv41chat.engine.kernels.sites import Site, bare, sites, width
 from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.rows import Rows
 from dsv41chat.engine.rows_v4 import RowsV4
 from dsv41chat.engine.trial import Trial
 
 # Steps of other forms that a lane keeps ready: of each size of window the few that positions in a group and the length of the text make.
-_KEPT_FORMS = 64
+_KEPT_FORMS = 32
 _TRIES = 3
+# Operations whose work is part of others in a trunk.
+_UNUSED = frozenset({"mix", "head_mix", "core"})
 _MODULES = ("dsv41chat.engine.nn.", "dsv41chat.engine.trunk_")
 
 
@@ -135,13 +137,16 @@ class Replay:
         step = self.ready(lane, start, len(ids), logits_from == 0, want_taps)
         loaded = step.loaded
         step.fill(rows_of(self.trunk, ids, start, host=True))
-        loaded.play(0)
-        for part, (slot, (at, shape)) in enumerate(step.tables.items(), 1):
-            # Values of tables are bfloat16 numbers in float32; rows of zeros add nothing.
-            found = 0 if ticket is None else np.ascontiguousarray(take_host_values(ticket, slot), np.float32).view(np.uint32) >> 16
-            loaded.block[at : at + 2 * math.prod(shape)].view(np.uint16).reshape(shape)[...] = found
-            loaded.play(part)
-        results = loaded.results()
+        try:
+            loaded.play(0)
+            for part, (slot, (at, shape)) in enumerate(step.tables.items(), 1):
+                # Values of tables are bfloat16 numbers in float32; rows of zeros add nothing.
+                found = 0 if ticket is None else np.ascontiguousarray(take_host_values(ticket, slot), np.float32).view(np.uint32) >> 16
+                loaded.block[at : at + 2 * math.prod(shape)].view(np.uint16).reshape(shape)[...] = found
+                loaded.play(part)
+        finally:
+            # Also when a table row cannot be read: the block and the lane belong to the parts that run until they are done.
+            results = loaded.results()
         logits = results.pop(0).view(np.float32).reshape(len(ids), -1) if logits_from == 0 else None
         taps = [mx.array(tap).view(self.trunk.dtype).reshape(len(ids), -1) for tap in results]
         return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, None, None)
@@ -209,7 +214,7 @@ def shadow(
     for site in list(sites(made, made if trunk is None else trunk)):
         if site.op not in builders:
             continue
-        if (reason := refused.get((site.op, site.key))) and site.op not in INNER:
+        if (reason := refused.get((site.op, site.key))) and site.op not in _UNUSED:
             raise Declined(reason)
         try:
             call = builders[site.op](site)

@@ -99,6 +99,9 @@ class DraftReplay:
             raise Declined("only passes of DSpark are recorded")
         if model.dtype != mx.bfloat16 or model.streams != STREAMS or not 1 <= model.block <= MOST_ROWS:
             raise Declined(f"{model.streams} streams, blocks of {model.block}, {model.dtype}: not what the kernels have")
+        for name in ("main_proj", "head", "markov_head"):
+            if reason := refused.get(("matrix", Site("matrix", model, name, replay.trunk).key)):
+                raise Declined(reason)
         self.model, self.trunk, self.player, self.recorder = model, replay.trunk, replay.player, replay.recorder
         m, notes, trunk = model, replay.recorder, replay.trunk
         index = np.broadcast_to(np.arange(m.block, dtype=np.int32), (m.block, m.block))

@@ -178,7 +178,9 @@ class KernelRoutes:
         """For receipts."""
         reasons = {f"{c.op}, {c.key}": c.reason for c in self.choices if c.reason}
         found = {"wanted": self.wanted, "identity": self.identity, "rows_alike": self.rows_alike, "by_op": self.by_op(), "refused": reasons}
-        return found | {"checked": self.checked if self.names else None}
+        steps = "recorded" if self.replay is not None else f"built: {self.built}" if self.built else "built"
+        passes = "recorded" if self.draft_replay is not None else f"built: {self.draft_built}" if self.draft_built else "built"
+        return found | {"checked": self.checked if self.names else None, "decode_steps": steps, "draft_passes": passes}
 
 
 def known_routes() -> tuple[Route, ...]:

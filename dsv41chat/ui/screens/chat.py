@@ -18,7 +18,7 @@ from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import StoreError
 from dsv41chat.ui.builds import card_line
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, bindings, display, shown_keys
-from dsv41chat.ui.messages import Hint, Submitted
+from dsv41chat.ui.messages import Hint
 from dsv41chat.ui.present import entry_of, notice, readonly_reason
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat_drafts import DraftActions
@@ -481,13 +481,14 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         self.show_header()
         self.query_one(Sidebar).reload(self.conversation.id)
 
-    @on(Submitted)
-    def _submitted(self, event: Submitted) -> None:
-        event.stop()
+    def send(self, text: str) -> None:
+        """The composer is sent. text: exactly what the user sees in it, chips expanded."""
         if self.starting:
             self._send_early = True
+            # What is typed until then belongs to the same message, on a line of its own.
+            self.composer.insert("\n")
         else:
-            self.submit(event.text)
+            self.submit(text)
 
     def started(self, send: bool = False) -> None:
         """The start is over. send: the composer's text goes off at once."""

@@ -25,6 +25,7 @@ class DraftActions:
     def init_drafts(self) -> None:
         self._draft_timer: Any = None
         self._newest_draft: tuple | None = None
+        self._stored_draft: tuple | None = None
         self._draft_lock = threading.Lock()
         self._completing = self._completing_for = ""
         self._chip_tokens: dict[str, int] = {}
@@ -90,7 +91,8 @@ class DraftActions:
             text = f"{self.held}\n\n{text}".rstrip()
         meta = {"chips": dict(self.composer.chips)} if text and self.composer.chips else None
         draft = (key, text, self.editing if text else None, meta)
-        if draft == self._newest_draft:
+        # Leaving, it must be in the store: that another thread is to write it is not enough.
+        if draft == (self._stored_draft if now else self._newest_draft):
             return
         self._newest_draft = draft
         if now:
@@ -106,6 +108,7 @@ class DraftActions:
             key, text, editing, meta = draft
             try:
                 self.app.store.save_draft(key, text, editing=editing, meta=meta)
+                self._stored_draft = draft
             except StoreError as error:
                 self.app.call_later(self.app.not_saved, error)
 
@@ -113,6 +116,15 @@ class DraftActions:
         """What was written before there was a conversation is a message now."""
         self._newest_draft = draft = (None, "", None, None)
         self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
+
+    def renew_draft(self) -> None:
+        """The stored draft went with the message that it became; what was typed meanwhile is stored again, soon."""
+        if not self.composer.text:
+            return
+        if self._newest_draft is not None and self._newest_draft[0] is not None:
+            self._newest_draft = self._stored_draft = None
+        if self._draft_timer is None:
+            self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
 
     def restore_draft(self, draft: Any, early: str = "") -> None:
         """The stored draft into the composer, and behind it what was typed before the program was ready.

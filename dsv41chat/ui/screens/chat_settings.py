@@ -387,7 +387,7 @@ class SettingsActions:
         if self.app.host.engine is not None:
             self.send_waiting()
         elif self.held:
-            self.composer.reset(self.held)
+            self.composer.put_before(self.held)
             self.held = ""
             self.show_queue(self.queue)
 

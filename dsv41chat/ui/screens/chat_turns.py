@@ -169,6 +169,7 @@ class TurnActions:
         if message.role == "user":
             if message.parent_id is None:
                 self.forget_first_draft()
+            self.renew_draft()
             if self._pending is not None:
                 update_entry(self._pending, message)
                 self._pending = None
@@ -224,7 +225,7 @@ class TurnActions:
             self.transcript.drop(self._pending)
             self._pending = None
             if self._sent_queue_id is None:
-                self._give_back()
+                self.composer.put_before(self._sent)
             else:
                 self.reload_queue()
         else:
@@ -320,7 +321,7 @@ class TurnActions:
     def tell_queue(self) -> None:
         self.tell(f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back.")
 
-    def on_recall_queued(self) -> None:
+    def recall_queued(self) -> None:
         """Up in an empty composer takes the newest waiting message back."""
         if self.conversation is None:
             return

@@ -10,7 +10,7 @@ from textual.widgets import TextArea
 
 from dsv41chat.ui.commands import CommandError, common, complete_path
 from dsv41chat.ui.keymap import COMPOSER, bindings
-from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RecallQueued, RemoveQueued, Submitted
+from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RemoveQueued
 from dsv41chat.ui.sanitize import sendable
 
 BURST_GAP_S = 0.015
@@ -50,12 +50,12 @@ class Composer(TextArea):
         return _CHIP.sub(lambda match: self.chips.get(match[0], match[0]), self.text)
 
     def submit(self) -> None:
-        # Read here, not from a copy kept elsewhere: what is visible is what is sent.
+        """Sends what is visible, at once: keys that wait behind this one must find the text gone, or they would go with it."""
         text = self.expanded().rstrip("\n")
         if not text.strip():
             self.post_message(Hint("Nothing to send yet: type a message first."))
             return
-        self.post_message(Submitted(text))
+        self.screen.send(text)
 
     def reset(self, text: str = "") -> None:
         """Replaces everything; undo brings the old text back."""
@@ -64,6 +64,10 @@ class Composer(TextArea):
         self._place = None
         if not text:
             self.chips.clear()
+
+    def put_before(self, text: str) -> None:
+        """A sent text comes back: before what was typed since, a blank line between them."""
+        self.reset(f"{text}\n\n{self.text}" if self.text else text)
 
     def remember(self, text: str) -> None:
         """Adds a sent message to the history."""
@@ -166,7 +170,8 @@ class Composer(TextArea):
         """Walks through what was sent before; the text being written comes back at the end. With an empty composer the queue goes first."""
         if self._place is None:
             if not self.text and step < 0 and self.queued:
-                self.post_message(RecallQueued())
+                # At once, as sending: it must not replace what the keys behind this one write.
+                self.screen.recall_queued()
                 return
             self._kept, self._place = self.text, len(self.prompts)
         place = self._place + step

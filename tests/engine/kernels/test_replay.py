@@ -8,9 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dsv41chat.engine.errors import RouteUnavailable
-from dsv41chat.engine.kernels import glue
+from dsv41chat.engine.errors import EngramReadError, RouteUnavailable
+from dsv41chat.engine.kernels import glue, matrix
 from dsv41chat.engine.kernels import recorder as recorder_module
+from dsv41chat.engine.kernels import replay as replay_module
 from dsv41chat.engine.kernels.gpu import builders, gpu_route
 from dsv41chat.engine.kernels.recorder import Memory, Place, Recorder, Tape, arrange
 from dsv41chat.engine.kernels.recording import form_of
@@ -140,6 +141,29 @@ def test_a_wrong_text_between_the_kernels_is_refused(tmp_path):
         assert any("built anew" in line for line in trunk.routes.summary())
         with pytest.raises(RouteUnavailable, match="a recorded step is"):
             put(tiny_v4(tmp_path))
+    with planted(matrix, "MATVEC", "asf(UMX(((DEV const u8*)sc)[i], 1u) << 23);", "1.01f * asf(UMX(((DEV const u8*)sc)[i], 1u) << 23);"):
+        trunk = put(nano(), "auto")
+        assert trunk.routes.replay is None and "cuda for matrix" in trunk.routes.built, trunk.routes.built
+
+
+def test_a_row_that_cannot_be_read_leaves_the_lane_as_it_was(trunk):
+    """The first part of the step has run by then."""
+    if trunk.config.family == "v4":
+        pytest.skip("reads no tables")
+    ids = list(tokens(96, 12))
+    target = Target(trunk)
+    target.commit(target.rows(ids[:PROMPT]), PROMPT)
+    want = np.array(target.rows(ids[PROMPT : PROMPT + 2]).logits)
+    target.drop()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(EngramReadError):
+        patch.setattr(replay_module, "take_host_values", fails)
+        target.rows(ids[PROMPT : PROMPT + 1])
+    assert target.n == PROMPT and target.lane.ids == ids[:PROMPT]
+    np.testing.assert_array_equal(np.array(target.rows(ids[PROMPT : PROMPT + 2]).logits), want)
+
+
+def fails(ticket, slot):
+    raise EngramReadError("the drive is gone")
 
 
 def test_what_is_no_kernel_cannot_be_recorded():

@@ -22,8 +22,8 @@ from dsv41chat.engine.kernels.gpu import builders, gpu_route
 from dsv41chat.engine.kernels.recorder import Recorder
 from dsv41chat.engine.kernels.replay import Replay
 from dsv41chat.engine.kernels.replay_draft import Committed, DraftReplay, Pass
-from dsv41chat.engine.kernels.routes import KernelRoutes, extend
-from dsv41chat.engine.kernels.sites import bare, width
+from dsv41chat.engine.kernels.routes import Declined, KernelRoutes, extend
+from dsv41chat.engine.kernels.sites import Site, bare, width
 from dsv41chat.engine.pack.build import build_drafter, build_trunk, open_pack
 from dsv41chat.engine.sampling import SamplingParams
 from dsv41chat.nano import embedded_pack
@@ -265,6 +265,9 @@ def test_what_is_no_kernel_leaves_the_built_pass(tmp_path):
     trunk.routes = KernelRoutes("stock", "cpu", replay=Replay(trunk, notes := Recorder("cuda"), ShimPlayer(), builders(notes), {}))
     extend(trunk.routes, replace(model, dtype=mx.float32), trunk)
     assert "not what the kernels have" in trunk.routes.draft_built
+    for op, owner, field in (("matrix", model, "markov_head"), ("router", model.stages[0].moe, "choose")):
+        with pytest.raises(Declined, match="it is wrong"):
+            DraftReplay(trunk.routes.replay, model, {(op, Site(op, owner, field, trunk).key): "it is wrong"})
     model.stages[0].moe.experts = lambda *args: mx.zeros((1, 4))
     trunk.routes.replay.builders = {k: v for k, v in builders(notes).items() if k != "router"}
     extend(trunk.routes, model, trunk)

@@ -1,0 +1,196 @@
+"""Keys that reach a busy screen all at once: what is typed behind an Enter is neither sent with it, nor twice, nor lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from textual import events
+
+from dsv41chat.store import Store
+from dsv41chat.ui.turn_events import AppStart
+from tests.ui.fakes import Script
+from tests.ui.tui import chat_of, make_app, say, stored, until
+
+FAST_S, SLOW_S = 0.005, 0.05  # a gap that counts as one of a paste, and one that does not
+
+
+def press(app, *keys: str, gap_s: float = SLOW_S) -> None:
+    """All keys at once, as when the screen was busy while they came; to the composer they came `gap_s` apart."""
+    names = {"\n": "enter", " ": "space"}
+    when = chat_of(app).composer._last_key + 1.0
+    for number, key in enumerate(keys):
+        event = events.Key(names.get(key, key), {"enter": "\r"}.get(key, key.replace("\n", "\r")) if len(key) == 1 or key == "enter" else None)
+        event.time = when + number * gap_s
+        app.post_message(event)
+
+
+def questions(app) -> list[str]:
+    chat = chat_of(app)
+    return [message.text for message in app.store.path_to(chat.leaf_id) if message.role == "user"]
+
+
+async def ended(chat) -> None:
+    await until(lambda: chat._finish is not None and not chat.pump.running and not chat.queue)
+
+
+async def test_what_is_typed_behind_an_enter_stays(tmp_path):
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        press(app, *"q1 long enough\nq2 long enough\nq3")
+        await until(lambda: len(chat.composer.prompts) == 3)
+        await pilot.pause()
+        assert chat.composer.text == "q3"
+        await ended(chat)
+        assert questions(app) == ["first", "q1 long enough", "q2 long enough"] and chat.composer.text == "q3"
+        # The same keys, fast: a paste of three lines.
+        chat.composer.reset()
+        press(app, *"q1 long enough\nq2 long enough\nq3", gap_s=FAST_S)
+        await until(lambda: chat.composer.text == "q1 long enough\nq2 long enough\nq3")
+
+
+async def test_two_enters_send_once(tmp_path):
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        chat._finish = None
+        press(app, *"once\n\n")
+        await ended(chat)
+        await pilot.pause()
+        assert questions(app) == ["first", "once"]
+
+
+async def test_a_command_takes_only_itself_out(tmp_path):
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        press(app, *"/effort high\nmore")
+        await until(lambda: app.store.conversation(chat.conversation.id).settings.get("effort") == "high")
+        await pilot.pause()
+        assert chat.composer.text == "more"
+
+
+async def test_an_edit_takes_only_itself_out(tmp_path):
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        chat.begin_edit(chat.transcript.entries[-2])
+        chat._finish = None
+        press(app, *" changed\nmore")
+        await ended(chat)
+        assert questions(app) == ["first changed"] and chat.composer.text == "more"
+
+
+async def test_a_waiting_message_does_not_come_back_over_what_was_typed(tmp_path):
+    app = make_app(tmp_path, Script(answer="word " * 2000, delay_s=0.005))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        press(app, *"go\n")
+        await until(lambda: chat.leaf_id is not None)
+        press(app, *"waits\n")
+        await until(lambda: bool(chat.queue))
+        press(app, "up", *"x")
+        await until(lambda: not chat.queue)
+        await pilot.pause()
+        assert chat.composer.text == "waitsx"
+        await pilot.press("escape")
+        await until(lambda: not chat.pump.running)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_lines_that_come_before_the_start_is_over_are_one_message(tmp_path, monkeypatch, resumed):
+    store, key = stored("question", "answer")
+    go_on, history = threading.Event(), store.prompt_history
+    monkeypatch.setattr(store, "prompt_history", lambda conversation: go_on.wait(60) and history(conversation))
+    app = make_app(tmp_path, Script(answer="answer"), store=store)
+    if resumed:
+        app.begin = AppStart(view=app.controller.open(key))
+    async with app.run_test(size=(100, 30)):
+        chat = chat_of(app)
+        press(app, *"q1\nq2\nq3")
+        await until(lambda: chat.composer.text.endswith("q3"))
+        assert chat.starting
+        go_on.set()
+        await ended(chat)
+        assert questions(app) == [*(["question"] if resumed else []), "q1\nq2\nq3"]
+
+
+async def test_a_message_that_could_not_be_stored_comes_back_before_what_was_typed_since(tmp_path, monkeypatch):
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        chat._finish, go_on = None, threading.Event()
+
+        def refuse(*_, **__):
+            go_on.wait(60)
+            raise ValueError("planted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(app.store, "add_message", refuse)
+            press(app, *"second\nthird")
+            await until(lambda: chat.composer.text == "third")
+            go_on.set()
+            await until(lambda: chat._failure is not None and not chat.pump.running)
+        await pilot.pause()
+        assert chat.composer.text == "second\n\nthird" and questions(app) == ["first"]
+
+
+async def test_what_was_typed_while_a_message_is_stored_is_a_draft_again(tmp_path, monkeypatch):
+    """The commit that makes the draft a message takes it away; what stands in the composer by then is written anew."""
+    app = make_app(tmp_path, Script(answer="answer"), store=Store.open(tmp_path / "data"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        chat._finish, go_on, add = None, threading.Event(), app.store.add_message
+
+        def late(conversation, parent, role, *more, **options):
+            if role == "user":
+                go_on.wait(60)
+            return add(conversation, parent, role, *more, **options)
+
+        monkeypatch.setattr(app.store, "add_message", late)
+        press(app, *"second\nthird")
+        await until(lambda: (draft := app.store.draft(chat.conversation.id)) is not None and draft.text == "third")
+        go_on.set()
+        await ended(chat)
+        await until(lambda: (draft := app.store.draft(chat.conversation.id)) is not None and draft.text == "third")
+    app.store.close()
+
+
+async def test_a_first_message_whose_build_does_not_load_comes_back_before_what_was_typed_since(tmp_path, monkeypatch):
+    app, go_on = make_app(tmp_path, Script()), threading.Event()
+
+    def load(*_):
+        go_on.wait(60)
+        raise ValueError("planted")
+
+    monkeypatch.setattr(app.host, "load", load)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting and chat.switching)
+        press(app, *"first\nsecond")
+        await until(lambda: chat.held == "first" and chat.composer.text == "second")
+        go_on.set()
+        await until(lambda: not chat.switching)
+        await pilot.pause()
+        assert chat.composer.text == "first\n\nsecond" and not chat.held
+
+
+async def test_leaving_stores_a_draft_that_another_thread_was_to_write(tmp_path, monkeypatch):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        chat.composer.insert("draft")
+        # The thread does not come to it.
+        with monkeypatch.context() as patch:
+            patch.setattr(chat, "spawn", lambda work, *_, **__: work.close())
+            chat.save_draft()
+        await pilot.press("ctrl+q")
+        assert app.store.draft(None).text == "draft"
