@@ -108,6 +108,8 @@ def _read(path: Path) -> str:
         return path.read_text("utf-8")
     except FileNotFoundError:
         return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
 
 
 def _reread(text: str, path: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -6,6 +6,7 @@ import sqlite3
 
 from dsv41chat.engine.errors import PackIncomplete
 from dsv41chat.ui.host import EngineHost
+from tests.rights import ordinary_rights
 
 
 def lines(result) -> dict[str, dict]:
@@ -36,6 +37,10 @@ def test_a_damaged_database_fails_with_a_remedy(program):
     whole = lines(program("doctor", "--json"))["database"]
     assert whole["verdict"] == "ok" and "3 conversations" in whole["text"] and "intact" in whole["text"]
     path = program.data / "chat.db"
+    with ordinary_rights():
+        path.chmod(0o444)
+        assert lines(program("doctor", "--json"))["database"]["verdict"] == "fail"
+        path.chmod(0o600)
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     data = bytearray(path.read_bytes())

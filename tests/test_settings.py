@@ -209,3 +209,11 @@ def test_set_refuses_a_form_that_it_cannot_edit(tmp_path):
     with pytest.raises(ConfigError, match="by hand"):
         set_config(path, "chat.effort", "high")
     assert path.read_text() == 'chat = { effort = "low" }\n'
+
+
+def test_a_file_that_is_no_text_is_said_so_and_left_alone(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"[ui]\ntheme = '\xff\xfe'\n")
+    with pytest.raises(ConfigError, match="config.toml cannot be read: .*utf-8"):
+        set_config(path, "ui.theme", "light")
+    assert path.read_bytes() == b"[ui]\ntheme = '\xff\xfe'\n"

@@ -14,6 +14,7 @@ import copy
 import io
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import mlx.core as mx
 
 from dsv41chat.bench import arms, shapes
 from dsv41chat.bench.receipt import RECEIPTS, environment, write_receipt
+from dsv41chat.engine.errors import EngineError
 from dsv41chat.engine.kernels.compiled import as_graphs
 from dsv41chat.engine.pack.build import arrays_of, outline_trunk
 
@@ -84,6 +86,9 @@ def measure(o: argparse.Namespace) -> dict[str, Any]:
         with arms.build_folder(o) as folder:
             o.routes, o.dtype = o.routes or ["auto"], None
             for name, engine in arms.open_arms(folder, o).items():
+                if engine.trunk.routes.host:
+                    words = f"{engine.name} is computed by numpy here ({', '.join(engine.trunk.routes.names)}): there is no graph to count in"
+                    raise EngineError(words, "--routes stock")
                 limit = LIMIT_KERNELS if engine.trunk.routes.names else LIMIT_COMPILED
                 payload["counts"][f"{engine.name}, {name}"] = count(engine.trunk, o.context, limit) | {"routes": engine.trunk.routes.by_op()}
     else:
@@ -100,8 +105,12 @@ def measure(o: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_options(o: argparse.Namespace) -> int:
-    payload = measure(o)
-    words = {k: getattr(o, k) for k in ("shape", "bits", "dtype", "routes", "context")}
+    try:
+        payload = measure(o)
+    except EngineError as error:
+        print(f"bench ops: {error}{f'; try {error.hint}' if error.hint else ''}", file=sys.stderr)
+        return 2
+    words = {k: getattr(o, k) for k in (("routes", "context") if o.build else ("shape", "bits", "dtype", "routes", "context"))}
     shown = " ".join(f"--{k} {' '.join(map(str, v)) if isinstance(v, list) else v}" for k, v in words.items() if v)
     payload["command"] = f"dsv41chat bench ops {f'--build {o.build.name} ' if o.build else ''}{shown}"
     if getattr(o, "json", False):

@@ -99,6 +99,8 @@ def database(settings: Settings) -> Line:
         return Line("fail", "database", str(error), error.hint)
     if problem is not None:
         return Line("fail", "database", f"{path} is damaged: {problem}", "move it aside; sqlite3 FILE .recover can save its text")
+    if not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        return Line("fail", "database", f"{path} may be read and not written by you", f"chmod u+w '{path}'")
     return Line("ok", "database", f"{path}: {count:,} conversation{'' if count == 1 else 's'}, {path.stat().st_size / 1e6:,.1f} MB, intact")
 
 

@@ -22,6 +22,7 @@ from dsv41chat.engine.kernels.compiled import Graph, as_graphs
 from dsv41chat.engine.ops import exl3
 from dsv41chat.engine.ops.blocks import HOST_BYTES
 from dsv41chat.engine.pack.build import arrays_of, build_trunk, open_pack, outline_trunk
+from dsv41chat.nano import embedded_pack
 
 
 def run(arm, tmp_path, *words: str) -> dict:
@@ -208,3 +209,10 @@ def test_a_peer_that_refuses_a_build_is_told(tmp_path, monkeypatch):
     with pytest.raises(EngineError, match="mlx-lm does not open this build: Received 3 parameters not in model:$") as refusal:
         Peer("mlx-lm", tmp_path)
     assert "--drafter" in refusal.value.hint
+
+
+def test_a_build_without_a_graph_is_not_counted(tmp_path, capsys):
+    """On a CPU the embedded model is computed in numpy: nothing counted must not pass for few."""
+    if "blas" in open_engine(embedded_pack()).trunk.routes.names:
+        assert run_code(ops, tmp_path, "--build", "nano") == 2 and "there is no graph to count in" in capsys.readouterr().err
+    assert run_code(ops, tmp_path, "--build", "nano", "--routes", "stock") == 0

@@ -194,3 +194,40 @@ async def test_leaving_stores_a_draft_that_another_thread_was_to_write(tmp_path,
             chat.save_draft()
         await pilot.press("ctrl+q")
         assert app.store.draft(None).text == "draft"
+
+
+async def test_an_edit_gives_back_the_draft_whose_place_it_took(tmp_path):
+    """When it is left, when it is sent, and when the program ends in between."""
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        press(app, *"a thought")
+        await until(lambda: chat.composer.text == "a thought")
+        chat.begin_edit(chat.transcript.entries[-2])
+        assert chat.composer.text == "first"
+        await pilot.press("escape")
+        assert chat.composer.text == "a thought" and chat.editing is None
+        chat.begin_edit(chat.transcript.entries[-2])
+        chat.save_draft(now=True)
+        chat.restore_draft(app.store.draft(chat.conversation.id))
+        assert chat.composer.text == "first" and chat.editing is not None
+        chat._finish = None
+        press(app, *" changed\n")
+        await ended(chat)
+        assert questions(app) == ["first changed"] and chat.composer.text == "a thought"
+
+
+async def test_a_stopped_message_comes_back_before_what_was_typed_since(tmp_path):
+    """Nothing of either is out of sight: the edit strip stands over both."""
+    app = make_app(tmp_path, Script(answer="word", prefill_s=2))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        press(app, *"go\n")
+        await until(lambda: chat.pump.running)
+        press(app, *"since")
+        await until(lambda: chat.composer.text == "since")
+        await pilot.press("escape")
+        await until(lambda: not chat.pump.running)
+        await pilot.pause()
+        assert chat.composer.text == "go\n\nsince" and chat.editing is not None

@@ -90,6 +90,8 @@ class DraftActions:
             # What waits for the build has no conversation to be queued in yet.
             text = f"{self.held}\n\n{text}".rstrip()
         meta = {"chips": dict(self.composer.chips)} if text and self.composer.chips else None
+        if text and self.editing and self.aside[0]:
+            meta = {**(meta or {}), "aside": list(self.aside)}
         draft = (key, text, self.editing if text else None, meta)
         # Leaving, it must be in the store: that another thread is to write it is not enough.
         if draft == (self._stored_draft if now else self._newest_draft):
@@ -132,6 +134,7 @@ class DraftActions:
         A draft that was to replace a message is an edit of it again, where that message is on the screen.
         """
         self.end_edit()
+        self.aside = "", {}
         self.composer.reset(draft.text if draft else "")
         if draft and draft.meta:
             self.composer.chips.update(draft.meta.get("chips", {}))
@@ -139,5 +142,7 @@ class DraftActions:
             entry = next((entry for entry in self.transcript.entries if entry.key == draft.editing), None)
             if entry is not None:
                 self.begin_edit(entry, keep_text=True)
+                text, chips = (draft.meta or {}).get("aside", ("", {}))
+                self.aside = text, chips
         if early:
             self.composer.insert(early)

@@ -23,6 +23,8 @@ class MessageActions:
 
     def init_messages(self) -> None:
         self.editing: str | None = None
+        # What was in the composer when an edit began, and its folded pastes; it comes back when the edit is sent or left.
+        self.aside: tuple[str, dict[str, str]] = "", {}
         self.edit_label = ""
         self.thinking_view = self.app.settings.ui.thinking
 
@@ -179,7 +181,9 @@ class MessageActions:
             self.begin_edit(entry)
 
     def begin_edit(self, entry: Entry, keep_text: bool = False) -> None:
-        """Puts a message of the user into the composer; sending makes a branch."""
+        """Puts a message of the user into the composer; sending makes a branch. What is there is put aside."""
+        if self.editing is None and not keep_text:
+            self.aside = self.composer.text, dict(self.composer.chips)
         self.editing = entry.message.id
         number = [one for one in self.transcript.entries if one.message is not None].index(entry) + 1
         self.edit_label = f"editing message {number} · Enter creates a branch · Esc cancels"
@@ -193,7 +197,16 @@ class MessageActions:
             return False
         self.end_edit()
         self.composer.reset()
+        self._take_aside()
         return True
+
+    def _take_aside(self) -> None:
+        """The draft that an edit had taken the place of."""
+        text, chips = self.aside
+        self.aside = "", {}
+        if text:
+            self.composer.reset(text)
+            self.composer.chips.update(chips)
 
     def end_edit(self) -> None:
         """What is sent next is a new message again."""
@@ -209,6 +222,7 @@ class MessageActions:
         self.end_edit()
         self.composer.remember(text)
         self.composer.reset()
+        self._take_aside()
         unchanged = request.regenerate is not None
         if entry is not None:
             self._drop_from(entry, keep=unchanged)

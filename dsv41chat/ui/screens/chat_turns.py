@@ -248,11 +248,10 @@ class TurnActions:
             self.transcript.changed(answer)
 
     def _give_back(self) -> None:
-        """No token came: the prompt returns to the composer; sent again changed, it becomes a sibling."""
+        """No token came: the prompt returns to the composer, before what was typed since; sent again changed, it becomes a sibling."""
         if not self._sent:
             return
-        if not self.composer.text:
-            self.composer.reset(self._sent)
+        self.composer.put_before(self._sent)
         last = next((entry for entry in reversed(self.transcript.entries) if entry.role == USER and entry.message), None)
         if last is not None and last.text == self._sent:
             self.begin_edit(last, keep_text=True)
