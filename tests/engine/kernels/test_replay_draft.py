@@ -207,6 +207,7 @@ def test_a_stored_state_goes_to_a_built_pass_and_back(model):
     assert seen(again) == seen(drafter)
 
 
+@pytest.mark.slow
 def test_drafted_text_of_recorded_steps_and_passes_is_plain_text(tmp_path):
     """Taps of recorded steps go into recorded passes; both players' launches write into their own buffers."""
     trunk, model = parts("v4", tmp_path)
