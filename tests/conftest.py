@@ -16,6 +16,12 @@ PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "offline"), str(ROOT)])
 SHELL = ("NO_COLOR", "PAGER", "TERM", "COLORTERM", "COLUMNS", "LINES", "LANG", "LC_ALL", "LANGUAGE", "VISUAL", "EDITOR", "TMUX", "SSH_CONNECTION")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """One more than there are processors: many tests wait for a screen, a process or a drive."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config):
     """Files in their own order. pytest-xdist would give out those with most tests first and end with the few tests that take longest."""
     if hasattr(config.option, "loadscopereorder"):
