@@ -211,7 +211,7 @@ async def test_an_edit_gives_back_the_draft_whose_place_it_took(tmp_path):
         chat.begin_edit(chat.transcript.entries[-2])
         chat.save_draft(now=True)
         chat.restore_draft(app.store.draft(chat.conversation.id))
-        assert chat.composer.text == "first" and chat.editing is not None
+        assert chat.composer.text == "first" and chat.editing == chat.transcript.entries[-2].message.id
         chat._finish = None
         press(app, *" changed\n")
         await ended(chat)

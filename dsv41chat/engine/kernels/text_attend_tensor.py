@@ -8,20 +8,15 @@ Keys lie in 16-byte units of 8 channels; unit u of key k stands at place u ^ (k 
 from __future__ import annotations
 
 from dsv41chat.engine.kernels.dialect import Kernel
+from dsv41chat.engine.kernels.text_tensor import MMA
 
-_UNIT = r"""
+_UNIT = MMA + r"""
 #ifdef SHIM_CUDA
-FN void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { shim::matrix(c, a0, a1, a2, a3, b0, b1); }
 FN void fetch(uint4* to, const u16* from, bool there) { const uint4 none = {0, 0, 0, 0}; *to = there ? *(const uint4*)from : none; }
 FN void fetched() {}
 FN u32 pair(float a, float b) { return pack2(a, b); }
 FN void packed(u32& v) {}
 #else
-FN void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 // 16 bytes to shared memory in the background, zeros for what is absent
 FN void fetch(uint4* to, const u16* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"

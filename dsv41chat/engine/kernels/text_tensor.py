@@ -9,7 +9,8 @@ from __future__ import annotations
 from dsv41chat.engine.kernels.dialect import Kernel
 from dsv41chat.engine.kernels.text_matrix import DECODE
 
-_UNIT = r"""
+# One instruction of the matrix unit.
+MMA = r"""
 #ifdef SHIM_CUDA
 FN void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { shim::matrix(c, a0, a1, a2, a3, b0, b1); }
 #else
@@ -19,6 +20,11 @@ FN void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 #endif
+"""
+
+_UNIT = (
+    MMA
+    + r"""
 #define ROLLED _Pragma("unroll 1")
 struct frag { u32 p[8]; };
 // 16 neighbouring bf16 of a row of x, zeros for an absent row; as pairs once they are turned
@@ -43,6 +49,7 @@ FN void row16(const u16* p, bool there, frag& f) {
 // Two codes as the bf16 numbers 128 + q, exact; the 128 is taken back through the bias.
 FN u32 nib(u32 w, int s, u32 mask = 0x000F000Fu) { return ((w >> s) & mask) | 0x43004300u; }
 """
+)
 
 # x [M, XS] bf16, M = dims[0] <= 8, w [N, K / 8], sc and bi bf16 [N, K / 64] -> out [M, N] bf16 or fp32 (OF). RG as in `text_matrix`.
 # Groups (N / (16 * RT)) of 32 * KS threads. A step is 256 inputs of 16 * RT rows; the steps of K go round the KS SIMD groups, each of
