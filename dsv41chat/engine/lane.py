@@ -89,10 +89,13 @@ class Lane:
         return [] if self.host else list(self.buffers.values())
 
     def rows(self, name: str, index: Any) -> mx.array:
-        """Rows of a buffer, by slice or slots; of a host lane a copy."""
-        return mx.array(self.buffers[name][np.asarray(index) if not isinstance(index, slice) else index]) if self.host else (
-            self.buffers[name][index if isinstance(index, slice) else mx.array(index)]
-        )
+        """Rows of a buffer, by slice or slots; of a host lane and of one that a device writes into, a copy."""
+        if self.host:
+            return mx.array(self.buffers[name][np.asarray(index) if not isinstance(index, slice) else index])
+        if isinstance(index, slice) and self.in_place:
+            # Whoever reads a slice on the host would take the whole buffer's memory there, away from what is recorded for it.
+            index = np.arange(*index.indices(self.buffers[name].shape[0]), dtype=np.int32)
+        return self.buffers[name][index if isinstance(index, slice) else mx.array(index)]
 
     def write(self, name: str, slots: Any, rows: Any) -> None:
         """Put rows [k, ...] at ring slots [k], or at a slice of them; slots are distinct."""

@@ -7,6 +7,9 @@ Rules of the dialect, so that every back end computes the same bits: each multip
 contracted, each sum has a fixed order (no library reduction, no atomic float), shuffles are never an argument of a macro that may
 skip them, shared arrays stand at the outermost scope, offsets into stacked experts are 64 bits wide, and lengths that change from
 step to step come in as arrays.
+
+In a recorded step on CUDA a launch may start its groups while the one before it still runs (`driver.Node`). NEXT() allows that to the
+launch that follows, at once; AFTER() waits until all that came before is done and seen. Both are nothing where it does not happen.
 """
 
 from __future__ import annotations
@@ -58,6 +61,13 @@ _CUDA = """
 #define UNROLL _Pragma("unroll")
 #define ATOMIC_INC(p) atomicAdd(p, 1u)
 #define ATOMIC_GET(p) (*(p))
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define NEXT() asm volatile("griddepcontrol.launch_dependents;")
+#define AFTER() asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define NEXT()
+#define AFTER()
+#endif
 typedef unsigned int u32; typedef unsigned short u16; typedef unsigned long long u64; typedef unsigned char u8;
 FN float asf(u32 v) { return __uint_as_float(v); }
 FN u32 asu(float v) { return __float_as_uint(v); }
@@ -120,6 +130,7 @@ _CUDA_PROLOGUE = """
   const u32 tid = threadIdx.x, lane = threadIdx.x & 31u, sg = threadIdx.x >> 5;
   const u32 gx = blockIdx.x, gy = blockIdx.y, gz = blockIdx.z;
   (void)tid; (void)lane; (void)sg; (void)gx; (void)gy; (void)gz;
+  NEXT();
 """
 
 
@@ -129,7 +140,8 @@ class Kernel:
 
     base: its name; inputs, outputs: argument names in order; body: statements; helpers: functions before it.
 
-    only: the one dialect that it can be compiled in, None for both.
+    only: the one dialect that it can be compiled in, None for both. early: the body itself says AFTER() in every thread, before it reads or
+    writes what another launch writes; until then it may fetch weights.
     """
 
     base: str
@@ -138,6 +150,7 @@ class Kernel:
     body: str
     helpers: str = ""
     only: str | None = None
+    early: bool = False
 
 
 def header(kernel: Kernel, dialect: str) -> str:
@@ -147,7 +160,9 @@ def header(kernel: Kernel, dialect: str) -> str:
 
 def source(kernel: Kernel, dialect: str) -> str:
     """The statements of the kernel function."""
-    return (_METAL_PROLOGUE if dialect == "metal" else _CUDA_PROLOGUE) + kernel.body
+    if dialect == "metal":
+        return _METAL_PROLOGUE + kernel.body
+    return _CUDA_PROLOGUE + ("" if kernel.early else "  AFTER();\n") + kernel.body
 
 
 def kernel_name(kernel: Kernel, dialect: str, kinds: tuple[str, ...]) -> str:

@@ -44,6 +44,17 @@ class _KernelNode(ctypes.Structure):
     ]  # fmt: skip
 
 
+class _EdgeData(ctypes.Structure):
+    """CUgraphEdgeData, 8 bytes."""
+
+    _fields_ = [("from_port", c_ubyte), ("to_port", c_ubyte), ("type", c_ubyte), ("reserved", c_ubyte * 5)]
+
+
+# CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC of the earlier node, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC: from when all its groups have said NEXT().
+_EARLY = _EdgeData(from_port=1, type=1)
+# griddepcontrol, of which NEXT() and AFTER() are made, came with this architecture.
+_EARLY_ARCHITECTURE = 90
+
 _OUT = ctypes.POINTER(c_void_p)
 # The calls and their arguments; all give a CUresult. Names without their _v2 are older calls with narrower arguments.
 _CALLS = {
@@ -133,6 +144,14 @@ class Driver:
         while not (result := ask(c_void_p(function), c_size_t(count), byref(offset), byref(size))):
             count += 1
         return count if result == _INVALID_VALUE else None
+
+    def starts_early(self) -> bool:
+        """Whether edges of a graph can let a node start before the one that it follows is done."""
+        add = getattr(self._cu, "cuGraphAddDependencies_v2", None)
+        if add is None:
+            return False
+        add.argtypes, add.restype, add.errcheck = (c_void_p, c_void_p, c_void_p, ctypes.POINTER(_EdgeData), c_size_t), c_int, self._checked
+        return int(architecture().removeprefix("sm_")) >= _EARLY_ARCHITECTURE
 
     def allocate(self, nbytes: int) -> int:
         """Address of `nbytes` > 0 bytes of the device's own memory, all zero (this waits for the stream), on a border of at least 256
@@ -231,17 +250,21 @@ class Node(NamedTuple):
 class Graph:
     """Launches that are started together, as often as wanted, each after the nodes that it names.
 
+    early: all kernels say NEXT() and AFTER() (`dialect`). Groups of a node that comes after one other may then start while that one still
+    runs, up to their AFTER(); what comes after several waits for their ends, as without it. Drivers before CUDA 12.3 and devices before
+    compute capability 9.0 do not have it, and nothing changes there.
+
     A graph knows addresses only: the memory behind them has to live as long as it is launched. Raises ValueError for a node that comes
     after itself or a later one, or has another number of pointers than its kernel, and DriverFailed.
     """
 
-    def __init__(self, nodes: Sequence[Node], on: Driver | None = None):
+    def __init__(self, nodes: Sequence[Node], on: Driver | None = None, early: bool = False):
         self._driver = on or driver()
         cu, graph, self._executable = self._driver._current(), c_void_p(), c_void_p()
         cu.cuGraphCreate(byref(graph), 0)
         try:
             takes = {function: self._driver.parameters(function) for function in {node.function for node in nodes}}
-            _add(cu, graph, nodes, takes)
+            _add(cu, graph, nodes, takes, early and self._driver.starts_early())
             cu.cuGraphInstantiateWithFlags(byref(self._executable), graph, 0)
         finally:
             _quietly(cu.cuGraphDestroy, graph)
@@ -258,7 +281,7 @@ class Graph:
         self._close()
 
 
-def _add(cu: ctypes.CDLL, graph: c_void_p, nodes: Sequence[Node], takes: dict[int, int | None]) -> None:
+def _add(cu: ctypes.CDLL, graph: c_void_p, nodes: Sequence[Node], takes: dict[int, int | None], early: bool) -> None:
     # One array of all arguments, and one of pointers to them, in which each node has its stretch.
     values = np.fromiter((pointer for node in nodes for pointer in node.pointers), np.uint64)
     places = np.uint64(values.ctypes.data) + np.arange(values.size, dtype=np.uint64) * np.uint64(8)
@@ -277,7 +300,10 @@ def _add(cu: ctypes.CDLL, graph: c_void_p, nodes: Sequence[Node], takes: dict[in
             if after[0] < 0 or after[-1] >= index:
                 raise ValueError(f"node {index} comes after the nodes {after}, which are not all before it")
             before = (c_void_p * len(after))(*[handles[i] for i in after])
-        add(handle + 8 * index, graph, before, len(after), by_reference)
+        chained = early and len(after) == 1
+        add(handle + 8 * index, graph, None if chained else before, 0 if chained else len(after), by_reference)
+        if chained:
+            cu.cuGraphAddDependencies_v2(graph, before, handle + 8 * index, byref(_EARLY), 1)
         place += 8 * len(pointers)
 
 

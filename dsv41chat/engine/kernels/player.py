@@ -48,7 +48,7 @@ class CudaPlayer:
             for x, code, waits in zip(tape.launches, codes, plan.waits)
         ]
         cuts = [0, *tape.parts, len(nodes)]
-        graphs = [Graph([n._replace(after=tuple(i - a for i in n.after)) for n in nodes[a:b]]) for a, b in zip(cuts, cuts[1:])]
+        graphs = [Graph([n._replace(after=tuple(i - a for i in n.after)) for n in nodes[a:b]], early=True) for a, b in zip(cuts, cuts[1:])]
         parts = [(0, given.memory.nbytes)] + [(at, 2 * int(np.prod(shape))) for at, shape in given.tables.values()]
         found = [(where[p.memory] + p.at, p.nbytes) for p in results]
         labels = [_label(x) for x in tape.launches]

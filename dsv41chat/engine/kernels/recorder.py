@@ -149,7 +149,7 @@ class Recorder:
 @dataclass(frozen=True)
 class Arrangement:
     """offsets: by scratch and result memory, its first byte in one block of `nbytes`, which any number of tapes can share that run one
-    after the other. waits: by launch, the earlier launches of its part to wait for."""
+    after the other. waits: by launch, the earlier launches of its part to wait for, without those that one of them waits for already."""
 
     offsets: dict[Memory, int]
     nbytes: int
@@ -160,7 +160,7 @@ def arrange(tape: Tape) -> Arrangement:
     offsets, nbytes = _offsets(tape.launches)
     writer: dict[object, int] = {}
     readers: dict[object, list[int]] = {}
-    waits = []
+    waits, before = [], []
     first = 0
     for i, launch in enumerate(tape.launches):
         if i in tape.parts:
@@ -175,7 +175,13 @@ def arrange(tape: Tape) -> Arrangement:
             needed.add(writer.get(key, -1))
             needed.update(readers.pop(key, ()))
             writer[key] = i
-        waits.append(tuple(sorted(j for j in needed if first <= j < i)))
+        needed = {j for j in needed if first <= j < i}
+        # A set of launches as the bits of a number: all that the launches before i come after.
+        known = 0
+        for j in needed:
+            known |= before[j]
+        waits.append(tuple(sorted(j for j in needed if not known >> j & 1)))
+        before.append(known | sum(1 << j for j in needed))
     return Arrangement(offsets, nbytes, waits)
 
 

@@ -104,7 +104,7 @@ class DraftReplay:
                 raise Declined(reason)
         self.model, self.trunk, self.player, self.recorder = model, replay.trunk, replay.player, replay.recorder
         m, notes, trunk = model, replay.recorder, replay.trunk
-        index = np.broadcast_to(np.arange(m.block, dtype=np.int32), (m.block, m.block))
+        index = np.tile(np.arange(m.block, dtype=np.int32), (m.block, 1))
         rows = mx.array(index), mx.ones((m.block, m.block), mx.bool_)
         shadowed = lambda modules: shadow(modules, replay.builders, refused, trunk)
         self.stages = [RecordedStage(notes, m, stage, rows, shadowed, 2 * len(m.frequencies)) for stage in m.stages]

@@ -94,6 +94,7 @@ TENSOR_EXPERTS_UP = Kernel(
   const u32 g = lane >> 2, t = lane & 3u, tile = gx * NSG + sg;
   // Whose group this is shows before the number of rows is there: only earlier rows matter.
   const bool shared = gy == 0;
+  if (!shared) AFTER();
   const u32 q = shared ? 0 : gy - 1, owner = q / P;
   if (!shared && lowest(g > owner ? -1 : like<P>(idx, q, UMN(g, owner)), g) != owner) return;
   const u64 row = (shared ? 0 : (u64)idx[q] * I) + tile * 8;
@@ -116,6 +117,7 @@ TENSOR_EXPERTS_UP = Kernel(
     sent();
   };
   UNROLL for (int s = 0; s < ST - 1; s++) fill(s, s);
+  if (shared) AFTER();
   const u32 M = (u32)dims[0];
   int slot = shared ? P : like<P>(idx, q, UMN(g, M - 1));
   if (g >= M) slot = -1;
@@ -145,6 +147,7 @@ TENSOR_EXPERTS_UP = Kernel(
 """,
     _UNIT + _STREAM,
     only="cuda",
+    early=True,
 )
 
 # act [rows, S, I] bf16 -> out [rows, N] bf16, rows = dims[0] <= R: products of all slots, summed in fp32 by slot, the shared one last,

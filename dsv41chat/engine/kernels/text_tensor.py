@@ -77,6 +77,7 @@ TENSOR_MATVEC = Kernel(
     sent();
     codes += KS * 128; factors += KS * 8;
   }
+  AFTER();
   const u16* X = (const u16*)x + (RG ? row / (RG ? RG : 1) * K : 0) + g * XS + sg * 256 + t * 16;
   float acc[RT][4];
   UNROLL for (int r = 0; r < RT; r++) UNROLL for (int i = 0; i < 4; i++) acc[r][i] = 0.0f;
@@ -181,6 +182,7 @@ template <int K, int RT, int R = 0> FN void copy_step(u32 to, u32 to2, const u8*
 FN float half(u32 u, int j) { return asf(j & 1 ? u & 0xffff0000u : u << 16); }
 """,
     only="cuda",
+    early=True,
 )
 
 # Plain matrices, x [M, XS] bf16, M = dims[0] <= 8, w bf16 [N, K] -> out [M, N + N2] bf16 or fp32 (OF). RG, N2, AR, add and at as in
@@ -205,6 +207,7 @@ TENSOR_PLAIN = Kernel(
     // The compiler would put each load before its use; it moves none across these, and all are on their way together.
     UNROLL for (int i = 0; i < 8; i++) a[i] = *(const uint4*)(W + it * 256 + i * 32);
     __syncwarp();
+    if (it < KS) AFTER();
     UNROLL for (int i = 0; i < 8; i++) {
       const uint4 zero = {0, 0, 0, 0};
       b[i] = zero;
@@ -229,6 +232,7 @@ TENSOR_PLAIN = Kernel(
 """,
     _UNIT,
     only="cuda",
+    early=True,
 )
 
 # Rows of x [*, K] bf16 times the matrices of their experts [E, N, K] -> out [R, N] bf16. Rows are sorted by expert: row r takes x at

@@ -66,6 +66,7 @@ class ShimStep:
         if memory.kind == "lane":
             return self.lane[memory].ctypes.data + place.at
         if memory not in self.player.fixed:
+            assert memoryview(memory.array.view(mx.uint8)).c_contiguous, "kernels read rows that follow one another"
             self.player.fixed[memory] = _aligned(_raw(memory.array))
         return self.player.fixed[memory].ctypes.data + place.at
 

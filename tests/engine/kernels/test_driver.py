@@ -125,6 +125,31 @@ def test_a_step_of_many_nodes(fake):
     assert all(np.array_equal(fake.read(block), values) for block, values in zip(blocks, want))
 
 
+@pytest.mark.parametrize("target, early", [("sm_80", 0), ("sm_90", 998), ("sm_121", 998)])
+def test_nodes_of_one_predecessor_start_early(fake, monkeypatch, target, early):
+    """Results are those of the order all the same; what comes after two waits for their ends."""
+    monkeypatch.setattr(made, "architecture", lambda: target)
+    a, b = drawn(1), drawn(2)
+    x, y, out = fake.memory(a), fake.memory(b), fake.memory()
+    nodes = [fake.node(x, out)] + [fake.node(y if i % 2 else x, out, after=(i,)) for i in range(998)] + [fake.node(x, y, out, after=(3, 998))]
+    before = fake.calls("cuGraphAddDependencies_v2")
+    graph = Graph(nodes, fake.driver, early=True)
+    assert fake.calls("cuGraphAddDependencies_v2") - before == early
+    want = mixed(np.zeros(N, np.uint32), a)
+    for i in range(998):
+        want = mixed(want, b if i % 2 else a)
+    graph.launch()
+    assert np.array_equal(fake.read(out), mixed(want, a, b))
+    Graph(nodes, fake.driver)
+    assert fake.calls("cuGraphAddDependencies_v2") - before == early, "others wait for ends"
+
+
+def test_a_driver_without_early_starts(fake, monkeypatch):
+    monkeypatch.setattr(made, "architecture", lambda: "sm_90")
+    old = (HERE / "fake_driver.cpp").read_text().replace("cuGraphAddDependencies_v2", "cuGraphAddDependencies")
+    assert fake.driver.starts_early() and not Driver(str(built(old))).starts_early()
+
+
 @pytest.mark.parametrize("after", [(1,), (2,), (-1,), (0, 5)])
 def test_a_node_cannot_wait_for_a_later_one(fake, after):
     x, out = fake.memory(), fake.memory()

@@ -199,7 +199,7 @@ def test_launches_wait_for_what_they_need_and_for_nothing_else(monkeypatch):
     steps = ([fixed], a), ([fixed], b), ([a, b], c), ([c], lane), ([lane, fixed], d), ([d], lane)
     tape = Tape([launch(reads, [write]) for reads, write in steps])
     plan = arrange(tape)
-    assert plan.waits == [(), (), (0, 1), (2,), (0, 2, 3), (3, 4)], "d lies where a was, which was written by 0 and read by 2"
+    assert plan.waits == [(), (), (0, 1), (2,), (3,), (4,)], "d lies where a was, which was written by 0 and read by 2; 3 comes after both"
     assert plan.offsets[d.memory] in (plan.offsets[a.memory], plan.offsets[b.memory]) and plan.offsets[a.memory] != plan.offsets[b.memory]
     tape.parts.append(3)
     assert arrange(tape).waits[3] == ()
