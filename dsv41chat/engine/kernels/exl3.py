@@ -10,16 +10,18 @@ from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import compiled_rows
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_exl3 import EXL3_MATVEC, EXL3_ROTATE
-from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS, EXL3_JOIN, EXL3_SPLIT, EXL3_TENSOR, EXL3_TENSOR_FEW
+from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS, EXL3_JOIN, EXL3_SPLIT, EXL3_TENSOR, EXL3_TENSOR_FEW, STAGE_BYTES
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear, Exl3Stack
 from dsv41chat.engine.ops.exl3 import BLOCK, CODEBOOKS
 
 # SIMD groups along the inputs; a constant, because it orders a sum.
 _SPLITS = 4
 # Processors of a large device, among which groups are dealt out; and what a group costs besides its runs of 128 inputs, in such runs.
-_PROCESSORS, _START = 132, 0.5
-# Shared memory that a group of `EXL3_TENSOR_FEW` may have.
-_SHARED_BYTES, _FEW_ROWS = 32 << 10, 2
+_PROCESSORS, _START = 132, 1
+# Shared memory that a group may have, the stages of a ring, and rows that `EXL3_TENSOR_FEW` takes.
+_SHARED_BYTES, _STAGES, _FEW_ROWS = 47 << 10, (4, 8), 2
+# Groups of a matrix that may each turn the inputs.
+_FEW_GROUPS = 2 * _PROCESSORS
 
 
 def stack_constants(module: Exl3Linear | Exl3Stack) -> dict[str, int]:
@@ -32,14 +34,18 @@ def stack_constants(module: Exl3Linear | Exl3Stack) -> dict[str, int]:
     return {"K2": module.words.shape[-1] // 4, "BOOK": CODEBOOKS.index(module.codebook)}
 
 
-def parts_of(runs: int, wide: int, splits: int) -> int:
-    """Into how many parts `runs` runs of 128 inputs are cut, so that `wide` groups for each are dealt out evenly. splits: SIMD groups of a
-    group that share its runs."""
+def parts_of(runs: int, wide: int) -> int:
+    """Into how many parts `runs` runs of 128 inputs are cut, so that `wide` groups for each are dealt out evenly."""
     up = lambda a, b: -(-a // b)
-    cost = lambda parts: up(wide * parts, _PROCESSORS) * splits * (up(up(runs, parts), splits) + _START)
     # Parts of equal size but for the last, and none empty.
-    sizes = sorted({up(runs, parts) for parts in range(1, max(1, runs // splits) + 1)}, reverse=True)
-    return min((up(runs, size) for size in sizes), key=cost)
+    sizes = sorted({up(runs, parts) for parts in range(1, runs + 1)}, reverse=True)
+    return min((up(runs, size) for size in sizes), key=lambda parts: up(wide * parts, _PROCESSORS) * (up(runs, parts) + _START))
+
+
+def rings(simds: int, halves: int, taken: int = 0) -> int:
+    """Stages of the rings of `simds` SIMD groups for matrices of halves / 2 bits per value, beside `taken` bytes; 0 when they are too few."""
+    stages = min(_STAGES[1], (_SHARED_BYTES - taken) // (simds * STAGE_BYTES * halves))
+    return stages if stages >= _STAGES[0] else 0
 
 
 class Exl3Matvec:
@@ -72,10 +78,19 @@ class Exl3TensorMatvec(Exl3Matvec):
     def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack, dtype: mx.Dtype | None = None):
         super().__init__(backend, module, dtype)
         runs, wide = self.inputs // BLOCK, self.outputs // BLOCK * self.groups
-        # Both fixed by the shape, because they order a sum.
-        self.splits = min(_SPLITS if runs % 4 == 0 else 2, runs)
-        self.parts = parts_of(runs, wide, self.splits)
+        # All fixed by the shape, because they order a sum.
+        self.parts = parts_of(runs, wide)
         self.per = -(-runs // self.parts)
+        # Two groups of half the size for a processor where there are so many.
+        most = min(self.per, 4 if wide * self.parts <= _PROCESSORS else 2)
+        self.splits = next(n for n in (4, 3, 2, 1) if n <= most and rings(4 * n, self.constants["K2"]))
+        self.few = [0 if wide * self.parts > _FEW_GROUPS else self._stages(rows, self.per) for rows in range(1, _FEW_ROWS + 1)]
+
+    def _stages(self, rows: int, turned: int = 0) -> int:
+        """Stages of a ring for that many rows; turned: runs of theirs that a group keeps. 0 where they do not fit."""
+        stages = rings(4 * self.splits, self.constants["K2"], 4 * rows * turned * BLOCK_WORDS)
+        # Sums of the rows take their place.
+        return stages if stages * self.constants["K2"] >= 2 * rows else 0
 
     def __call__(self, x: mx.array) -> mx.array:
         n, wide, width, total = x.shape[0], int(x.dtype == mx.float32), self.groups * self.inputs, self.groups * self.outputs
@@ -85,13 +100,16 @@ class Exl3TensorMatvec(Exl3Matvec):
         grid, threads, whole = (self.outputs // BLOCK, self.parts, self.groups), 128 * self.splits, ((n, total), dtype)
         outputs = [whole if self.parts == 1 else ((self.parts, n, total), mx.float32)]
         rows = compiled_rows(n)
-        if rows <= _FEW_ROWS and 4 * rows * (self.per * BLOCK_WORDS + self.splits * BLOCK) <= _SHARED_BYTES:
+        if rows <= _FEW_ROWS and self.few[rows - 1]:
             inputs = [x, self.suh, *self.arrays, number(n)]
-            (y,) = self.backend.run(EXL3_TENSOR_FEW, inputs, {**constants, "R": rows, "XF": wide}, grid, threads, outputs)
+            constants |= {"R": rows, "XF": wide, "ST": self.few[rows - 1]}
+            (y,) = self.backend.run(EXL3_TENSOR_FEW, inputs, constants, grid, threads, outputs)
         else:
             turned = (n, width // BLOCK * BLOCK_WORDS), mx.uint32
             (xh,) = self.backend.run(EXL3_SPLIT, [x, self.suh], {"K": width, "XF": wide}, (width // BLOCK, n, 1), 32, [turned])
-            (y,) = self.backend.run(EXL3_TENSOR, [xh, *self.arrays, number(n)], {**constants, "R": 8}, grid, threads, outputs)
+            most = 4 if n <= 4 else 8
+            constants |= {"R": most, "ST": self._stages(most)}
+            (y,) = self.backend.run(EXL3_TENSOR, [xh, *self.arrays, number(n)], constants, grid, threads, outputs)
         if self.parts == 1:
             return y
         constants = {"W": total, "KZ": self.parts, "BIAS": self.constants["BIAS"], "OF": of}

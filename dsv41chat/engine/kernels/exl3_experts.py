@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from dsv41chat.engine.kernels import text_exl3_experts as texts
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.exl3 import parts_of, stack_constants
+from dsv41chat.engine.kernels.exl3 import parts_of, rings, stack_constants
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import stored
 from dsv41chat.engine.kernels.routes import Declined
@@ -17,8 +17,9 @@ from dsv41chat.engine.kernels.text_matrix import EXPERTS_DOWN, EXPERTS_UP
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3Linear, Exl3Stack
 from dsv41chat.engine.ops.exl3 import BLOCK
 
-# SIMD groups along the inputs; of gate and up each has four for its columns. Constants, because they order a sum.
-_UP_SPLITS, _DOWN_SPLITS = 2, 1
+# SIMD groups along the inputs; of gate and up each has four for its columns. Constants, because they order a sum. The matrix unit has at most
+# so many, as its rings let it.
+_UP_SPLITS, _DOWN_SPLITS, _TENSOR_SPLITS = 2, 1, 4
 
 
 class Exl3Experts:
@@ -50,8 +51,8 @@ class Exl3Experts:
         named = lambda form: {f"{key}S": value for key, value in form.items()}
         shape = {"K": self.width, "I": self.inner, "SHARED": int(self.beside is None)}
         self.turn_constants = {"K": self.width, "SHARED": shape["SHARED"]}
-        self.up_constants = shape | {"KS": _UP_SPLITS, "LIMIT": float_bits(max(limit, 0.0)), **forms[0], **named(forms[3])}
-        self.down_constants = {"I": self.inner, "N": self.outputs, "SHARED": shape["SHARED"], "KS": _DOWN_SPLITS, **forms[2], **named(forms[5])}
+        self.up_constants = shape | {"LIMIT": float_bits(max(limit, 0.0)), **forms[0], **named(forms[3])}
+        self.down_constants = {"I": self.inner, "N": self.outputs, "SHARED": shape["SHARED"], **forms[2], **named(forms[5])}
         a, b, c = own
         self.turn_arrays = [gate.suh, lift.suh, a.suh, b.suh]
         self.up_arrays = [gate.words, gate.svh, lift.words, lift.svh, lower.suh, a.words, a.svh, b.words, b.svh, c.suh]
@@ -65,16 +66,32 @@ class Exl3Experts:
         size = {"S": slots}
         grid, turned = (self.width // BLOCK, n * slots, 2), self._turned(n * slots * 2, self.width)
         (xh,) = run(turn, [x, ids, *self.turn_arrays], self.turn_constants | size, grid, 32, [turned])
+        splits = self._splits(2, 0)
         grid, turned = (self.inner // BLOCK, n * slots, 1), self._turned(n * slots, self.inner)
-        (act,) = run(up, [xh, ids, weight, *self.up_arrays], self.up_constants | size, grid, 256 * _UP_SPLITS, [turned])
-        runs = self.inner // BLOCK
+        (act,) = run(up, [xh, ids, weight, *self.up_arrays], self.up_constants | size | splits, grid, 256 * splits["KS"], [turned])
+        runs, wide = self.inner // BLOCK, self.outputs // BLOCK
         # As for one row, whose bits are those of rows among others.
-        cut = parts_of(runs, self.outputs // BLOCK * slots, _DOWN_SPLITS)
-        constants, grid = self.down_constants | size | {"KZ": cut, "PER": -(-runs // cut)}, (self.outputs // BLOCK, n * slots, cut)
-        (parts,) = run(down, [act, ids, *self.down_arrays], constants, grid, 128 * _DOWN_SPLITS, [((n * slots * cut, self.outputs), mx.float32)])
+        cut, splits = parts_of(runs, wide if self.tensor else wide * slots), self._splits(1, slots)
+        constants = self.down_constants | size | splits | {"KZ": cut, "PER": -(-runs // cut)}
+        # On the matrix unit a group sums all slots of a row.
+        rows = n if self.tensor else n * slots
+        outputs = [((rows * cut, self.outputs), mx.float32)]
+        (parts,) = run(down, [act, ids, *self.down_arrays], constants, (wide, rows, cut), 128 * splits["KS"], outputs)
         addend = parts if self.beside is None else self.beside(x, ids, weight)
-        constants, grid = {"N": self.outputs, "ADD": int(self.beside is not None), "S": slots * cut}, (self.outputs // BLOCK, n, 1)
+        constants, grid = {"N": self.outputs, "ADD": int(self.beside is not None), "S": rows * cut // n}, (self.outputs // BLOCK, n, 1)
         return run(texts.EXL3_SUM, [parts, addend], constants, grid, 32, [((n, self.outputs), mx.bfloat16)])[0]
+
+    def _splits(self, kinds: int, slots: int) -> dict[str, int]:
+        """How many SIMD groups share a sum, and on the matrix unit the stages of their rings. kinds: matrices of a group, 2 for gate and up;
+        slots: whose sums it keeps beside the rings."""
+        if not self.tensor:
+            return {"KS": _UP_SPLITS if kinds == 2 else _DOWN_SPLITS}
+        form = self.up_constants if kinds == 2 else self.down_constants
+        halves = max(form["K2"], form["K2S"])
+        for splits in range(_TENSOR_SPLITS // kinds, 0, -1):
+            if stages := rings(4 * kinds * splits, halves, 4 * splits * slots * BLOCK):
+                return {"KS": splits, "ST": stages}
+        raise ValueError(f"rings of {halves / 2:g} bits do not fit beside the sums of {slots} slots")
 
     def _turned(self, rows: int, width: int) -> tuple[tuple[int, int], mx.Dtype]:
         """Shape and dtype of rotated rows."""

@@ -1,9 +1,9 @@
 """CUDA texts for trellis-coded matrices on the matrix unit. Source: spec: kernels, 4 (g).
 
-The ring order of a tile is the order in which `mma` wants its second operand: a lane's eight values are two operands of two, for columns
-t >> 2 and (t >> 2) + 8. Rows of x are the first operand. They are split into two half-precision numbers each, in the two halves of the
-operand's 16 rows, so a product of up to eight rows costs the same as of one and keeps 22 bits of x. A run of 128 inputs is scaled by
-a power of two, which is taken back after its sums.
+The ring order of a tile is the order in which `mma` wants its first operand, of which a row is a column of the tile: a lane's eight values are
+the whole operand, for columns t >> 2 and (t >> 2) + 8. Rows of x are the second operand. They are split into two half-precision numbers each,
+which are neighbouring columns, so four rows cost the same as one and 22 bits of x are kept. A run of 128 inputs is scaled by a power of
+two, which is taken back after its sums. Every SIMD group streams its own tiles through a ring in shared memory, two rows of tiles at a time.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from __future__ import annotations
 from dsv41chat.engine.kernels.dialect import Kernel
 from dsv41chat.engine.kernels.text_exl3 import DECODE8, MIX
 
-# Words of 128 rotated inputs of a row: 4 lanes x 8 tiles x the 4 words of an operand, the scale, and three that are not used.
+# Words of 128 rotated inputs of a row: 4 pairs of tiles x 2 halves x 4 lanes x 4 words, the scale, and three that are not used.
 BLOCK_WORDS = 132
+# Bytes of a stage of a ring for each half bit of a value: two rows of two tiles.
+STAGE_BYTES = 64
 
-# float -> half, to nearest, ties to even; on the device as well, because it is not where the time goes.
 SPLIT = r"""
+#ifdef SHIM_CUDA
+// float -> half, to nearest, ties to even
 FN u32 f2h(float f) {
   const u32 u = asu(f), a = u & 0x7fffffffu, sign = (u >> 16) & 0x8000u;
   if (a > 0x7f800000u) return 0x7e00u;
@@ -23,6 +26,13 @@ FN u32 f2h(float f) {
   if (a < 0x38800000u) return sign | (asu(asf(a) + 0.5f) - 0x3f000000u);
   return sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13);
 }
+#else
+FN u32 f2h(float f) {
+  u16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+#endif
 // Values 4 * lane .. of a run of 128, in operand order; the largest magnitude of the run is brought to 2^14 .. 2^15.
 FN void put4(DEV u32* out, u64 run, u32 lane, const THREAD float* v) {
   float top = MX(MX(FABS(v[0]), FABS(v[1])), MX(FABS(v[2]), FABS(v[3])));
@@ -35,31 +45,53 @@ FN void put4(DEV u32* out, u64 run, u32 lane, const THREAD float* v) {
     high[i] = f2h(x);
     low[i] = f2h(x - h2f(high[i]));
   }
-  DEV u32* p = out + run * 132 + (lane & 1u) * 64 + (lane >> 2) * 4 + (lane & 2u);
-  p[0] = high[0] | high[1] << 16; p[1] = low[0] | low[1] << 16;
-  p[32] = high[2] | high[3] << 16; p[33] = low[2] | low[3] << 16;
+  DEV u32* p = out + run * 132 + (lane >> 3) * 32 + (lane & 1u) * 8 + (lane & 4u) / 2 + (lane >> 1 & 1u);
+  p[0] = high[0] | high[1] << 16; p[4] = high[2] | high[3] << 16;
+  p[16] = low[0] | low[1] << 16; p[20] = low[2] | low[3] << 16;
   if (lane == 0) { uint4 t; t.x = asu(asf((e - 14u) << 23)); t.y = 0; t.z = 0; t.w = 0; *(DEV uint4*)(out + run * 132 + 128) = t; }
 }
+"""
+
+# What will be wanted from memory later.
+_SOON = r"""
+#ifdef SHIM_CUDA
+FN void soon(const void* p) {}
+#else
+FN void soon(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
+#endif
 """
 
 # Sums of products of rotated rows by tiles, on the matrix unit.
 UNIT = (
     DECODE8
+    + _SOON
     + r"""
+#define ROLLED _Pragma("unroll 1")
 #ifdef SHIM_CUDA
-FN void mma16(float* c, const uint4& a, u32 b0, u32 b1) { shim::matrix_half(c, a.x, a.y, a.z, a.w, b0, b1); }
+FN void mma16(float* c, const u32* a, u32 b0, u32 b1) { shim::matrix_half(c, a[0], a[2], a[1], a[3], b0, b1); }
 FN u32 funnel(u32 low, u32 high, u32 shift) { return (low >> shift) | ((high << 1) << (31 - shift)); }
+FN u32 up(u32 x, int by) { return x << by; }
 FN u32 exact(float f) { const u32 u = asu(f), a = u & 0x7fffffffu; return (u >> 16 & 0x8000u) | (a ? (a - 0x38000000u) >> 13 : 0u); }
 template <int BOOK> FN u32 two(u32 s, u32 t) { return exact(value<BOOK>(s)) | exact(value<BOOK>(t)) << 16; }
+FN u32 shared_at(const void* p) { return shim::shared_at((void*)p); }
+FN void copy16(u32 to, const u8* from) { *(uint4*)shim::shared(to) = *(const uint4*)from; }
+FN void sent() {}
+template <int N> FN void arrived() { __syncwarp(); }
 #else
-FN void mma16(float* c, const uint4& a, u32 b0, u32 b1) {
+FN void mma16(float* c, const u32* a, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+      : "r"(a[0]), "r"(a[2]), "r"(a[1]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 FN u32 funnel(u32 low, u32 high, u32 shift) {
   u32 d;
   asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(low), "r"(high), "r"(shift));
+  return d;
+}
+// A shift to the left as a product, which the units for products do: those for shifts have enough to do.
+FN u32 up(u32 x, int by) {
+  u32 d;
+  asm("mul.lo.u32 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(1u << by));
   return d;
 }
 FN u32 bytes(u32 x) {
@@ -71,7 +103,7 @@ FN u32 bytes(u32 x) {
 template <int BOOK> FN u32 two(u32 s, u32 t) {
   u32 d;
   if (BOOK == 2) {
-    const u32 both = bytes(s * 0x83DCD12Du) | bytes(t * 0x83DCD12Du) << 16;
+    const u32 both = __byte_perm(bytes(s * 0x83DCD12Du), bytes(t * 0x83DCD12Du), 0x5410);
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(both), "r"(0x1EEE1EEEu), "r"(0xC931C931u));
     return d;
   }
@@ -81,53 +113,127 @@ template <int BOOK> FN u32 two(u32 s, u32 t) {
       : "=r"(d) : "r"(x), "r"(y));
   return d;
 }
+FN u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+FN void copy16(u32 to, const u8* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+FN void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the newest N copies are there, of every lane.
+template <int N> FN void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); __syncwarp(); }
 #endif
-// The raw words of a lane in tile w, of which places[0] comes last in the ring.
-template <int NV> FN void fetch(DEV const u32* w, const THREAD u32* places, THREAD u32* raw) {
-  UNROLL for (int i = 0; i <= NV; i++) raw[i] = w[places[i]];
+// The 16 bits from bit AT of `a` on.
+template <int AT> FN u32 window(u32 a) {
+  if constexpr (AT == 0) return a & 0xFFFFu;
+  else if constexpr (AT == 16) return a >> 16;
+  else return up(a, 16 - AT) >> 16;
 }
-// Its eight values as four pairs, as `decode8` finds them.
-template <int K2, int BOOK, int NV> FN void pairs8(const THREAD u32* raw, u32 shift, THREAD u32* pairs) {
-  u32 a[NV + 1], s[8];
-  UNROLL for (int i = 0; i < NV; i++) a[i] = funnel(raw[i], raw[i + 1], shift);
-  a[NV] = 0;
-  UNROLL for (int j = 0; j < 8; j++) {
-    const int below = (7 - j) * (K2 / 2) + (K2 % 2) * (4 - (j + 1) / 2), sh = below & 31;
-    s[j] = (sh > 16 ? funnel(a[below >> 5], a[(below >> 5) + 1], sh) : a[below >> 5] >> sh) & 0xFFFFu;
+// Where a lane finds its eight values: from bit `shift` of the words at places[NW - 1] .. places[0] of a tile, the lowest last.
+template <int K2> struct trellis {
+  static constexpr int WORDS = 4 * K2, STEP = K2 % 8 == 0 ? 32 : K2 % 4 == 0 ? 16 : K2 % 2 == 0 ? 8 : 4;  // of the lanes' shifts
+  static constexpr int TOP = 7 * (K2 / 2) + K2 % 2 * 4 + 16, NW = (32 - STEP + TOP + 31) / 32, NA = (TOP + 31) / 32;
+  // All windows of up to 48 bits lie in the first 32 bits or in the last 32, if each lane can shift so far.
+  static constexpr int LAST = TOP - 32;
+  static constexpr bool NARROW = TOP <= 32 || (LAST <= 16 && LAST < STEP);
+  u32 shift, places[NW];
+  FN trellis(u32 lane) {
+    const u32 end = WORDS * (lane + 1), last = (end - 1) >> 5;
+    shift = 32 * (last + 1) - end;
+    UNROLL for (int i = 0; i < NW; i++) places[i] = (last + WORDS - i) % WORDS;
   }
-  UNROLL for (int j = 0; j < 4; j++) pairs[j] = two<BOOK>(s[2 * j], s[2 * j + 1]);
-}
-// acc[u][h][i]: row lane >> 2 of x (at X, when `there`) times columns 2 * (lane & 3) + i of half h of tile columns first + u; of `count` runs of
-// 128 inputs every KS-th from `split` on. XS: words from one run of X to the next.
-template <int XS, int N, int K2, int BOOK, int KS>
-FN void run_sums(DEV const u32* X, bool there, DEV const u32* words, u32 count, u32 first, u32 split, u32 lane, float (*acc)[2][2]) {
-  constexpr int NV = (7 * K2 / 2 + 1 + 16 + 31) / 32, WORDS = 4 * K2;
-  const u32 end = WORDS * (lane + 1), last = (end - 1) >> 5, shift = 32 * (last + 1) - end;
-  u32 places[NV + 1];
-  UNROLL for (int i = 0; i <= NV; i++) places[i] = (last + WORDS - i) % WORDS;
-  UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) acc[u][h][0] = acc[u][h][1] = 0.0f;
-  for (u32 run = split; run < count; run += KS) {
-    float c[2][2][4];
-    UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 4; i++) c[u][h][i] = 0.0f;
-    for (u32 part = 0; part < 8; part += 4) {
-      u32 raw[4][2][NV + 1];
-      UNROLL for (int q = 0; q < 4; q++) UNROLL for (int u = 0; u < 2; u++)
-        fetch<NV>(words + ((u64)(run * 8 + part + q) * (N / 16) + first + u) * WORDS, places, raw[q][u]);
-      UNROLL for (int q = 0; q < 4; q++) {
-        uint4 a = {0, 0, 0, 0};
-        if (there) a = *(DEV const uint4*)(X + run * XS + (lane & 3u) * 32 + (part + q) * 4);
-        UNROLL for (int u = 0; u < 2; u++) {
-          u32 v[4];
-          pairs8<K2, BOOK, NV>(raw[q][u], shift, v);
-          mma16(c[u][0], a, v[0], v[1]); mma16(c[u][1], a, v[2], v[3]);
-        }
-      }
+  FN static constexpr int below(int j) { return (7 - j) * (K2 / 2) + (K2 % 2) * (4 - (j + 1) / 2); }
+  template <int J> FN static u32 state(const u32* a) {
+    constexpr int B = below(J);
+    if constexpr (NARROW) return B <= 16 ? window<B <= 16 ? B : 0>(a[0]) : window<B <= 16 ? 0 : B - LAST>(a[1]);
+    else if constexpr (B % 32 <= 16) return window<B % 32>(a[B / 32]);
+    else return funnel(a[B / 32], a[B / 32 + 1], B % 32) & 0xFFFFu;
+  }
+  // The eight values of tile w as four pairs, as `decode8` finds them.
+  template <int BOOK> FN void pairs8(const u32* w, u32* pairs) const {
+    u32 raw[NW + 1], a[NA + 1];
+    UNROLL for (int i = 0; i < NW; i++) raw[i] = w[places[i]];
+    raw[NW] = 0;
+    if constexpr (NARROW) {
+      a[0] = funnel(raw[0], raw[1], shift);
+      a[1] = TOP > 32 ? funnel(raw[0], raw[1], shift + (TOP > 32 ? LAST : 0)) : 0u;
+    } else {
+      UNROLL for (int i = 0; i < NA; i++) a[i] = funnel(raw[i], raw[i + 1], shift);
+      a[NA] = 0;
     }
-    const float back = there ? asf(X[run * XS + 128]) : 0.0f;
-    UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 2; i++)
-      acc[u][h][i] = FMA(c[u][h][i] + c[u][h][i + 2], back, acc[u][h][i]);
+    pairs[0] = two<BOOK>(state<0>(a), state<1>(a)); pairs[1] = two<BOOK>(state<2>(a), state<3>(a));
+    pairs[2] = two<BOOK>(state<4>(a), state<5>(a)); pairs[3] = two<BOOK>(state<6>(a), state<7>(a));
+  }
+};
+// Two rows of two tiles of a matrix with N outputs, at `from`, to shared memory.
+template <int N, int K2> FN void fetch(u32 to, const u8* from, u32 lane) {
+  UNROLL for (int i = 0; i < (4 * K2 + 31) / 32; i++) {
+    const u32 c = i * 32 + lane;
+    if (4 * K2 % 32 == 0 || c < 4 * K2) copy16(to + c * 16, from + c * 16 + (c >= 2 * K2 ? (N - 32) * K2 : 0));
   }
 }
+// Two tiles of outputs times two of inputs. x[b]: of rows 4 * b .. and their halves. c[b][u]: columns lane >> 2, and 8 further, of tile u, times the
+// high (0, 2) and the low half (1, 3) of row 4 * b + (lane & 3).
+template <int K2, int BOOK, int NB> FN void stage(const trellis<K2>& where, const u32* w, const uint4* x, float (*c)[2][4]) {
+  UNROLL for (int q = 0; q < 2; q++) UNROLL for (int u = 0; u < 2; u++) {
+    u32 v[4];
+    where.template pairs8<BOOK>(w + (q * 2 + u) * (4 * K2), v);
+    UNROLL for (int b = 0; b < NB; b++) mma16(c[b][u], v, q ? x[b].z : x[b].x, q ? x[b].w : x[b].y);
+  }
+}
+// acc[b][u][h]: row 4 * b + (lane & 3) of x times column lane >> 2 of half h of tile u, over `runs` runs of 128 inputs, which lie in a ring of ST stages,
+// EACH sixteens each, from `here` on; `send` has the next one sent. X: the rows of x whose halves this lane gives, B: those whose sums it has;
+// words from one run to the next are XS.
+template <int XS, int K2, int BOOK, int NB, int ST, int EACH, class SEND>
+FN void run_sums(const uint4* ring, int& here, SEND send, const u32* const* X, const u32* const* B, int runs, u32 lane, float (*acc)[2][2]) {
+  const trellis<K2> where(lane);
+  const u32 mine = (lane >> 2 & 1u) * 16 + (lane & 3u) * 4;
+  uint4 x[NB];
+  UNROLL for (int b = 0; b < NB; b++) {
+    UNROLL for (int u = 0; u < 2; u++) acc[b][u][0] = acc[b][u][1] = 0.0f;
+    x[b] = *(const uint4*)(X[b] + mine);
+  }
+  ROLLED for (int run = 0; run < runs; run++) {
+    float c[NB][2][4], back[NB];
+    UNROLL for (int b = 0; b < NB; b++) {
+      back[b] = asf(B[b][run * XS + 128]);
+      UNROLL for (int u = 0; u < 2; u++) UNROLL for (int i = 0; i < 4; i++) c[b][u][i] = 0.0f;
+    }
+    UNROLL for (int s = 0; s < 4; s++) {
+      uint4 now[NB];
+      UNROLL for (int b = 0; b < NB; b++) {
+        now[b] = x[b];
+        // Inputs of the next stage; of the last one once more its own run's.
+        const int at = s < 3 ? run : run + 1 < runs ? run + 1 : run;
+        x[b] = *(const uint4*)(X[b] + at * XS + (s + 1) % 4 * 32 + mine);
+      }
+      arrived<ST - 2>();
+      send();
+      stage<K2, BOOK, NB>(where, (const u32*)(ring + here * EACH), now, c);
+      here = here == ST - 1 ? 0 : here + 1;
+    }
+    UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++)
+      acc[b][u][h] = FMA(c[b][u][2 * h] + c[b][u][2 * h + 1], back[b], acc[b][u][h]);
+  }
+}
+// Two columns of tiles on their way through a ring.
+template <int N, int K2, int ST> struct stream {
+  const uint4* ring;
+  const u8* next;
+  int left, here, free;
+  u32 lane;
+  // from: the first tile; runs: of 128 inputs each.
+  FN stream(const uint4* ring, const void* from, u32 runs, u32 lane) : ring(ring), next((const u8*)from), left(4 * runs), here(0), free(0), lane(lane) {
+    UNROLL for (int i = 0; i < ST - 1; i++) send();
+  }
+  FN void send() {
+    if (left > 0) fetch<N, K2>(shared_at(ring + free * (4 * K2)), next, lane);
+    sent();
+    left--; next += 2 * N * K2;
+    free = free == ST - 1 ? 0 : free + 1;
+  }
+  template <int XS, int BOOK, int NB> FN void sums(const u32* const* X, const u32* const* B, int runs, float (*acc)[2][2]) {
+    run_sums<XS, K2, BOOK, NB, ST, 4 * K2>(ring, here, [&] { send(); }, X, B, runs, lane, acc);
+  }
+};
 """
 )
 
@@ -162,21 +268,31 @@ EXL3_SPLIT = Kernel(
 )
 
 # Of G matrices side by side, in groups (N / 128, KZ, G) of 128 * KS threads: each takes PER of the runs of 128 inputs, shared by its KS
-# SIMD groups per tile columns.
+# SIMD groups per two columns of tiles.
 _PLACE = r"""
-  SHM float part[KS][R][128];
-  const u32 n = (u32)dims[0], g = lane >> 2, pairs = sg & 3u, split = sg >> 2;
-  const u32 from = gy * PER, count = UMN(PER, K / 128 - from);
-  DEV const u32* W = words + ((u64)gz * (K / 16) + from * 8) * (N / 16) * (4 * K2);
-  float acc[2][2][2];
+  SHM uint4 ring[4 * KS * ST * 4 * K2];
+  const u32 g = lane >> 2, t = lane & 3u, pairs = sg & 3u, split = sg >> 2;
+  const u32 from = gy * PER, count = UMN(PER, K / 128 - from), begin = count * split / KS, runs = count * (split + 1) / KS - begin;
+  stream<N, K2, ST> tiles(ring + sg * (ST * 4 * K2), words + ((u64)gz * (K / 16) + (from + begin) * 8) * (N / 16 * 4 * K2) + (gx * 8 + pairs * 2) * (4 * K2),
+                          runs, lane);
+  if (KZ == 1) {
+    soon((const u16*)svh + gz * N + gx * 128 + lane * 4);
+    if (BIAS) soon((const u16*)bias + gz * N + gx * 128 + lane * 4);
+  }
 """
 _COLLECT = r"""
-  if (g < R) UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 2; i++)
-    part[split][g][pairs * 32 + u * 16 + h * 8 + (lane & 3u) * 2 + i] = acc[u][h][i];
+  // What the rings held has been used: sums of the splits take their place.
+  BARRIER();
+  float* part = (float*)ring;
+  UNROLL for (u32 b = 0; b < NB; b++) if (b * 4 + t < R) UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++)
+    part[(split * R + b * 4 + t) * 128 + pairs * 32 + u * 16 + h * 8 + g] = acc[b][u][h];
   BARRIER();
   for (u32 m = sg; m < n; m += 4 * KS) {
     float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int s = 0; s < KS; s++) UNROLL for (int i = 0; i < 4; i++) v[i] += part[s][m][lane * 4 + i];
+    UNROLL for (int s = 0; s < KS; s++) {
+      const float4 p = *(const float4*)(part + (s * R + m) * 128 + lane * 4);
+      v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
+    }
     const u32 column = gz * N + gx * 128 + lane * 4;
     if (KZ > 1) {
       const float4 o = {v[0], v[1], v[2], v[3]};
@@ -187,31 +303,43 @@ _COLLECT = r"""
   }
 """
 
-# As EXL3_MATVEC, with xh of EXL3_SPLIT; rows = dims[0] <= R = 8. KZ 1: out [rows, G * N] bf16 or fp32 (OF); else fp32 [KZ, rows, G * N], to be
-# joined.
+# As EXL3_MATVEC, with xh of EXL3_SPLIT; rows = dims[0] <= R, 4 or 8. KZ 1: out [rows, G * N] bf16 or fp32 (OF); else fp32 [KZ, rows, G * N], to be
+# joined. Rings of ST stages; R <= ST * K2 / 2.
 EXL3_TENSOR = Kernel(
     "exl3_tensor",
     ("xh", "words", "svh", "bias", "dims"),
     ("out",),
     _PLACE
     + r"""
-  const u64 row = ((u64)(g < n ? g : 0) * G + gz) * (K / 128) + from;
-  run_sums<132, N, K2, BOOK, KS>(xh + row * 132, g < n, W, count, gx * 8 + pairs * 2, split, lane, acc);
+  constexpr int NB = (R + 3) / 4;
+  AFTER();
+  const u32 n = (u32)dims[0];
+  const u32 *X[NB], *B[NB];
+  // A column without a row repeats the last one.
+  auto row = [&](u32 m) { return xh + ((u64)(UMN(m, n - 1) * G + gz) * (K / 128) + from + begin) * 132; };
+  UNROLL for (u32 b = 0; b < NB; b++) { X[b] = row(b * 4 + g / 2); B[b] = row(b * 4 + t); }
+  float acc[NB][2][2];
+  tiles.template sums<132, BOOK, NB>(X, B, runs, acc);
 """
     + _COLLECT,
     MIX + UNIT + _FINISH,
     only="cuda",
+    early=True,
 )
 
 # The same from x [rows, G * K] bf16 or fp32 (XF) itself, for few rows: each group turns its inputs, with the very bits of EXL3_SPLIT, which
-# costs less than a launch. rows <= R.
+# costs less than a launch. rows <= R <= 4.
 EXL3_TENSOR_FEW = Kernel(
     "exl3_tensor_few",
     ("x", "suh", "words", "svh", "bias", "dims"),
     ("out",),
     _PLACE
     + r"""
+  constexpr int NB = 1;
   SHM uint4 turned[PER * R * 33];
+  for (u32 run = sg; run < count; run += 4 * KS) soon((const u16*)suh + gz * K + (from + run) * 128 + lane * 4);
+  AFTER();
+  const u32 n = (u32)dims[0];
   for (u32 i = sg; i < count * n; i += 4 * KS) {
     const u32 run = i / n, m = i % n, at = gz * K + (from + run) * 128 + lane * 4;
     float v[4];
@@ -222,11 +350,15 @@ EXL3_TENSOR_FEW = Kernel(
     put4((u32*)turned, run * R + m, lane, v);
   }
   BARRIER();
-  run_sums<R * 132, N, K2, BOOK, KS>((const u32*)turned + (g < n ? g : 0) * 132, g < n, W, count, gx * 8 + pairs * 2, split, lane, acc);
+  const u32* mine = (const u32*)turned + begin * R * 132;
+  const u32 *X[1] = {mine + UMN(g / 2, n - 1) * 132}, *B[1] = {mine + UMN(t, n - 1) * 132};
+  float acc[1][2][2];
+  tiles.template sums<R * 132, BOOK, 1>(X, B, runs, acc);
 """
     + _COLLECT,
     MIX + SPLIT + UNIT + _FINISH,
     only="cuda",
+    early=True,
 )
 
 # parts fp32 [KZ, rows, W] of EXL3_TENSOR, rows = dims[0] -> out [rows, W] bf16 or fp32 (OF). Groups (W / 128, rows) of 32 threads.
@@ -235,14 +367,19 @@ EXL3_JOIN = Kernel(
     ("parts", "svh", "bias", "dims"),
     ("out",),
     r"""
-  const u32 n = (u32)dims[0], column = gx * 128 + lane * 4;
+  const u32 column = gx * 128 + lane * 4;
+  soon((const u16*)svh + column);
+  if (BIAS) soon((const u16*)bias + column);
+  AFTER();
+  const u32 n = (u32)dims[0];
   float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int z = 0; z < KZ; z++) {
+  UNROLL for (int z = 0; z < KZ; z++) {
     const float4 p = *(const float4*)(parts + ((u64)z * n + gy) * W + column);
     v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
   }
   finish4<BIAS, OF>(v, (const u16*)svh, (const u16*)bias, column, out, (u64)gy * W + column, lane);
 """,
-    MIX + _FINISH,
+    MIX + _SOON + _FINISH,
     only="cuda",
+    early=True,
 )
