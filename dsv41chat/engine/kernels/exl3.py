@@ -18,8 +18,8 @@ from dsv41chat.engine.ops.exl3 import BLOCK, CODEBOOKS
 _SPLITS = 4
 # Processors of a large device, among which groups are dealt out; and what a group costs besides its runs of 128 inputs, in such runs.
 _PROCESSORS, _START = 132, 1
-# Shared memory that a group may have, the stages of a ring, and rows that `EXL3_TENSOR_FEW` takes.
-_SHARED_BYTES, _STAGES, _FEW_ROWS = 47 << 10, (4, 8), 2
+# Shared memory that a group may have, the stages that a ring may have, and rows that `EXL3_TENSOR_FEW` takes.
+_SHARED_BYTES, _STAGES, _FEW_ROWS = 48 << 10, (8, 4), 2
 # Groups of a matrix that may each turn the inputs.
 _FEW_GROUPS = 2 * _PROCESSORS
 
@@ -44,8 +44,7 @@ def parts_of(runs: int, wide: int) -> int:
 
 def rings(simds: int, halves: int, taken: int = 0) -> int:
     """Stages of the rings of `simds` SIMD groups for matrices of halves / 2 bits per value, beside `taken` bytes; 0 when they are too few."""
-    stages = min(_STAGES[1], (_SHARED_BYTES - taken) // (simds * STAGE_BYTES * halves))
-    return stages if stages >= _STAGES[0] else 0
+    return next((stages for stages in _STAGES if simds * stages * STAGE_BYTES * halves + taken <= _SHARED_BYTES), 0)
 
 
 class Exl3Matvec:

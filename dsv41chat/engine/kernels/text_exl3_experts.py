@@ -131,23 +131,25 @@ _TENSOR_UP = (
   if (!own) AFTER();
   const u64 e = own ? 0 : (u64)idx[m * (S - SHARED) + j];
   const u32 begin = K / 128 * split / KS, runs = K / 128 * (split + 1) / KS - begin;
+  if (sg == 0) {
+    const u64 at = e * I + gx * 128 + lane * 4;
+    soon((const u16*)(own ? z1 : svh1) + at); soon((const u16*)(own ? z3 : svh3) + at); soon((const u16*)(own ? z2 : suh2) + at);
+  }
   const u32* X[1] = {xh + (((u64)gy * 2 + lift) * (K / 128) + begin) * 132};
   uint4* mine = ring + sg * (ST * 4 * KM);
-  const u64 at = e * I + gx * 128 + lane * 4;
-  const u16* scale1 = (const u16*)(own ? z1 : svh1) + at;
-  const u16* scale3 = (const u16*)(own ? z3 : svh3) + at;
-  const u16* next = (const u16*)(own ? z2 : suh2) + at;
   float acc[1][2][2];
   // Tiles of the same kind take the same way: less text.
+  const u64 tile = begin * 8 * (I / 16) + gx * 8 + pairs * 2;
   if (own && (K2S != K2 || BOOKS != BOOK)) {
-    stream<I, K2S, ST> tiles(mine, (lift ? v3 : v1) + (u64)begin * (I / 2 * (4 * K2S)) + (gx * 8 + pairs * 2) * (4 * K2S), runs, lane);
+    in_order<I, K2S> next = {(const u8*)(lift ? v3 : v1) + tile * (16 * K2S), (int)runs};
+    stream<I, K2S, K2S, ST, 4 * KM> tiles(mine, lane, next);
     AFTER();
-    tiles.template sums<132, BOOKS, 1>(X, X, runs, acc);
+    tiles.template sums<132, K2S, BOOKS, 1>(next, X, X, runs, acc);
   } else {
-    const u32* words = (own ? lift ? v3 : v1 : lift ? w3 : w1) + e * (u64)(K / 16 * (I / 16)) * (4 * K2);
-    stream<I, K2, ST> tiles(mine, words + (u64)begin * (I / 2 * (4 * K2)) + (gx * 8 + pairs * 2) * (4 * K2), runs, lane);
+    in_order<I, K2> next = {(const u8*)(own ? lift ? v3 : v1 : lift ? w3 : w1) + (e * (K / 16) * (I / 16) + tile) * (16 * K2), (int)runs};
+    stream<I, K2, K2, ST, 4 * KM> tiles(mine, lane, next);
     if (own) AFTER();
-    tiles.template sums<132, BOOK, 1>(X, X, runs, acc);
+    tiles.template sums<132, K2, BOOK, 1>(next, X, X, runs, acc);
   }
   // What the rings held has been used: sums take their place.
   BARRIER();
@@ -174,30 +176,25 @@ _TENSOR_DOWN = r"""
   const u32 pairs = sg & 3u, split = sg >> 2, t = lane & 3u;
   const u32 from = gz * PER, count = UMN(PER, I / 128 - from), first = S * count * split / KS, end = S * count * (split + 1) / KS;
   AFTER();
-  // What is sent next: of slot `slot`, from `next` on, stage `at` of its runs.
-  u32 slot = first / count, at = first % count * 4;
-  int left = 4 * (int)(end - first), free = 0, here = 0;
-  const u8* next = 0;
   uint4* mine = ring + sg * (ST * 4 * KM);
+  u32 slot = first / count, at = first % count;
+  int left = (int)(end - first);
+  const u8* run = 0;
   auto aim = [&]() {
     const bool own = SHARED && slot == S - 1;
-    const u64 e = own ? 0 : (u64)idx[gy * (S - SHARED) + slot], k = own ? K2S : K2, run = e * (I / 128) + from + at / 4;
-    next = (const u8*)(own ? v2 : w2) + (run * 8 * (N / 16) + gx * 8 + pairs * 2) * 16 * k;
-  };
-  auto send = [&]() {
-    if (left > 0) {
-      const bool own = SHARED && K2S != K2 && slot == S - 1;
-      const u32 to = shared_at(mine + free * (4 * KM));
-      if (own) fetch<N, K2S>(to, next, lane);
-      else fetch<N, K2>(to, next, lane);
-      left--; at++; next += 2 * N * (own ? K2S : K2);
-      if (at == count * 4) { at = 0; slot++; if (left > 0) aim(); }
-    }
-    sent();
-    free = free == ST - 1 ? 0 : free + 1;
+    const u64 e = own ? 0 : (u64)idx[gy * (S - SHARED) + slot];
+    run = (const u8*)(own ? v2 : w2) + ((e * (I / 128) + from + at) * 8 * (N / 16) + gx * 8 + pairs * 2) * (16 * (own ? K2S : K2));
   };
   if (left > 0) aim();
-  UNROLL for (int i = 0; i < ST - 1; i++) send();
+  // The runs of one slot after the other.
+  auto next = [&]() {
+    const bool own = SHARED && slot == S - 1;
+    const place p = {left > 0 ? run : 0, own};
+    left--; at++; run += 8 * N * (own ? K2S : K2);
+    if (at == count) { at = 0; slot++; if (left > 0) aim(); }
+    return p;
+  };
+  stream<N, K2, SHARED ? K2S : K2, ST, 4 * KM> tiles(mine, lane, next);
   // A slot of which these SIMD groups have no run.
   UNROLL for (int j = 0; j < S; j++) part[split][j][pairs * 32 + lane] = 0.0f;
   if (sg < S) soon((const u16*)(SHARED && sg == S - 1 ? z2 : svh2) + (SHARED && sg == S - 1 ? 0 : (u64)idx[gy * (S - SHARED) + sg] * N) + gx * 128 + lane * 4);
@@ -206,8 +203,8 @@ _TENSOR_DOWN = r"""
     const u32 j = i / count, run = i % count, runs = UMN(end - i, count - run);
     const u32* X[1] = {act + (((u64)gy * S + j) * (I / 128) + from + run) * 132};
     float acc[1][2][2];
-    if (SHARED && j == S - 1 && (K2S != K2 || BOOKS != BOOK)) run_sums<132, K2S, BOOKS, 1, ST, 4 * KM>(mine, here, send, X, X, runs, lane, acc);
-    else run_sums<132, K2, BOOK, 1, ST, 4 * KM>(mine, here, send, X, X, runs, lane, acc);
+    if (SHARED && j == S - 1 && (K2S != K2 || BOOKS != BOOK)) tiles.template sums<132, K2S, BOOKS, 1>(next, X, X, runs, acc);
+    else tiles.template sums<132, K2, BOOK, 1>(next, X, X, runs, acc);
     if (t == 0) UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) part[split][j][pairs * 32 + u * 16 + h * 8 + (lane >> 2)] = acc[0][u][h];
     i += runs;
   }

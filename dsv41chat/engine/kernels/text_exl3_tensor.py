@@ -72,7 +72,8 @@ FN void mma16(float* c, const u32* a, u32 b0, u32 b1) { shim::matrix_half(c, a[0
 FN u32 funnel(u32 low, u32 high, u32 shift) { return (low >> shift) | ((high << 1) << (31 - shift)); }
 FN u32 up(u32 x, int by) { return x << by; }
 FN u32 exact(float f) { const u32 u = asu(f), a = u & 0x7fffffffu; return (u >> 16 & 0x8000u) | (a ? (a - 0x38000000u) >> 13 : 0u); }
-template <int BOOK> FN u32 two(u32 s, u32 t) { return exact(value<BOOK>(s)) | exact(value<BOOK>(t)) << 16; }
+template <int BOOK> FN u32 two(u32 s, u32 t, u32 mask) { return exact(value<BOOK>(s)) | exact(value<BOOK>(t)) << 16; }
+FN u32 kept(u32 number) { return number; }
 FN u32 shared_at(const void* p) { return shim::shared_at((void*)p); }
 FN void copy16(u32 to, const u8* from) { *(uint4*)shim::shared(to) = *(const uint4*)from; }
 FN void sent() {}
@@ -99,16 +100,22 @@ FN u32 bytes(u32 x) {
   asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(0x01010101u), "r"(0x6400u));
   return d;
 }
-// The values of two states, as a pair of halves. 0x6400 + s is the half 1024 + s, so one multiply-add makes the mul1 value.
-template <int BOOK> FN u32 two(u32 s, u32 t) {
+// A number that the compiler would otherwise put into a register again for each use. No group has such a place.
+FN u32 kept(u32 number) {
+  u32 d;
+  asm volatile("{ .reg .u32 t; mov.u32 t, %%ctaid.z; shr.u32 t, t, 16; or.b32 %0, t, %1; }" : "=r"(d) : "r"(number));
+  return d;
+}
+// The values of two states, as a pair of halves. mask: 0x8FFF8FFF. 0x6400 + s is the half 1024 + s, so one multiply-add makes the mul1 value.
+template <int BOOK> FN u32 two(u32 s, u32 t, u32 mask) {
   u32 d;
   if (BOOK == 2) {
     const u32 both = __byte_perm(bytes(s * 0x83DCD12Du), bytes(t * 0x83DCD12Du), 0x5410);
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(both), "r"(0x1EEE1EEEu), "r"(0xC931C931u));
     return d;
   }
-  const u32 x = ((BOOK == 0 ? s * 89226354u + 64248484u : s * 0xCBAC1FEDu) & 0x8FFF8FFFu) ^ 0x3B603B60u;
-  const u32 y = ((BOOK == 0 ? t * 89226354u + 64248484u : t * 0xCBAC1FEDu) & 0x8FFF8FFFu) ^ 0x3B603B60u;
+  const u32 x = ((BOOK == 0 ? s * 89226354u + 64248484u : s * 0xCBAC1FEDu) & mask) ^ 0x3B603B60u;
+  const u32 y = ((BOOK == 0 ? t * 89226354u + 64248484u : t * 0xCBAC1FEDu) & mask) ^ 0x3B603B60u;
   asm("{ .reg .f16 a, b, c, d; mov.b32 {a, b}, %1; mov.b32 {c, d}, %2; add.rn.f16 a, a, b; add.rn.f16 c, c, d; mov.b32 %0, {a, c}; }"
       : "=r"(d) : "r"(x), "r"(y));
   return d;
@@ -134,8 +141,8 @@ template <int K2> struct trellis {
   // All windows of up to 48 bits lie in the first 32 bits or in the last 32, if each lane can shift so far.
   static constexpr int LAST = TOP - 32;
   static constexpr bool NARROW = TOP <= 32 || (LAST <= 16 && LAST < STEP);
-  u32 shift, places[NW];
-  FN trellis(u32 lane) {
+  u32 shift, places[NW], mask;
+  FN trellis(u32 lane) : mask(kept(0x8FFF8FFFu)) {
     const u32 end = WORDS * (lane + 1), last = (end - 1) >> 5;
     shift = 32 * (last + 1) - end;
     UNROLL for (int i = 0; i < NW; i++) places[i] = (last + WORDS - i) % WORDS;
@@ -159,8 +166,8 @@ template <int K2> struct trellis {
       UNROLL for (int i = 0; i < NA; i++) a[i] = funnel(raw[i], raw[i + 1], shift);
       a[NA] = 0;
     }
-    pairs[0] = two<BOOK>(state<0>(a), state<1>(a)); pairs[1] = two<BOOK>(state<2>(a), state<3>(a));
-    pairs[2] = two<BOOK>(state<4>(a), state<5>(a)); pairs[3] = two<BOOK>(state<6>(a), state<7>(a));
+    pairs[0] = two<BOOK>(state<0>(a), state<1>(a), mask); pairs[1] = two<BOOK>(state<2>(a), state<3>(a), mask);
+    pairs[2] = two<BOOK>(state<4>(a), state<5>(a), mask); pairs[3] = two<BOOK>(state<6>(a), state<7>(a), mask);
   }
 };
 // Two rows of two tiles of a matrix with N outputs, at `from`, to shared memory.
@@ -179,59 +186,79 @@ template <int K2, int BOOK, int NB> FN void stage(const trellis<K2>& where, cons
     UNROLL for (int b = 0; b < NB; b++) mma16(c[b][u], v, q ? x[b].z : x[b].x, q ? x[b].w : x[b].y);
   }
 }
-// acc[b][u][h]: row 4 * b + (lane & 3) of x times column lane >> 2 of half h of tile u, over `runs` runs of 128 inputs, which lie in a ring of ST stages,
-// EACH sixteens each, from `here` on; `send` has the next one sent. X: the rows of x whose halves this lane gives, B: those whose sums it has;
-// words from one run to the next are XS.
-template <int XS, int K2, int BOOK, int NB, int ST, int EACH, class SEND>
-FN void run_sums(const uint4* ring, int& here, SEND send, const u32* const* X, const u32* const* B, int runs, u32 lane, float (*acc)[2][2]) {
-  const trellis<K2> where(lane);
-  const u32 mine = (lane >> 2 & 1u) * 16 + (lane & 3u) * 4;
-  uint4 x[NB];
-  UNROLL for (int b = 0; b < NB; b++) {
-    UNROLL for (int u = 0; u < 2; u++) acc[b][u][0] = acc[b][u][1] = 0.0f;
-    x[b] = *(const uint4*)(X[b] + mine);
-  }
-  ROLLED for (int run = 0; run < runs; run++) {
-    float c[NB][2][4], back[NB];
-    UNROLL for (int b = 0; b < NB; b++) {
-      back[b] = asf(B[b][run * XS + 128]);
-      UNROLL for (int u = 0; u < 2; u++) UNROLL for (int i = 0; i < 4; i++) c[b][u][i] = 0.0f;
-    }
-    UNROLL for (int s = 0; s < 4; s++) {
-      uint4 now[NB];
-      UNROLL for (int b = 0; b < NB; b++) {
-        now[b] = x[b];
-        // Inputs of the next stage; of the last one once more its own run's.
-        const int at = s < 3 ? run : run + 1 < runs ? run + 1 : run;
-        x[b] = *(const uint4*)(X[b] + at * XS + (s + 1) % 4 * 32 + mine);
-      }
-      arrived<ST - 2>();
-      send();
-      stage<K2, BOOK, NB>(where, (const u32*)(ring + here * EACH), now, c);
-      here = here == ST - 1 ? 0 : here + 1;
-    }
-    UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++)
-      acc[b][u][h] = FMA(c[b][u][2 * h] + c[b][u][2 * h + 1], back[b], acc[b][u][h]);
-  }
-}
-// Two columns of tiles on their way through a ring.
-template <int N, int K2, int ST> struct stream {
-  const uint4* ring;
-  const u8* next;
-  int left, here, free;
+// A run of 128 inputs of two columns of tiles: where it starts, null for none, and whether it is the other kind of matrix, with K2S for K2.
+struct place { const u8* at; bool other; };
+// A SIMD group's ring of ST = 4 or 8 stages, EACH sixteens each; a run is four stages. `old` is the four that are used up, `now` those in use.
+template <int N, int K2, int K2S, int ST, int EACH> struct stream {
+  static_assert(ST == 4 || ST == 8);
+  const uint4 *now, *old;
+  place a, b;  // of the last run of which all but a stage is on its way, of the one after it
   u32 lane;
-  // from: the first tile; runs: of 128 inputs each.
-  FN stream(const uint4* ring, const void* from, u32 runs, u32 lane) : ring(ring), next((const u8*)from), left(4 * runs), here(0), free(0), lane(lane) {
-    UNROLL for (int i = 0; i < ST - 1; i++) send();
-  }
-  FN void send() {
-    if (left > 0) fetch<N, K2>(shared_at(ring + free * (4 * K2)), next, lane);
+  FN void send(const uint4* to, const place& p, int s) const {
+    if (p.at) {
+      if (K2S != K2 && p.other) fetch<N, K2S>(shared_at(to), p.at + s * (2 * N * K2S), lane);
+      else fetch<N, K2>(shared_at(to), p.at + s * (2 * N * K2), lane);
+    }
     sent();
-    left--; next += 2 * N * K2;
-    free = free == ST - 1 ? 0 : free + 1;
   }
-  template <int XS, int BOOK, int NB> FN void sums(const u32* const* X, const u32* const* B, int runs, float (*acc)[2][2]) {
-    run_sums<XS, K2, BOOK, NB, ST, 4 * K2>(ring, here, [&] { send(); }, X, B, runs, lane, acc);
+  // next(): the places of the runs in order.
+  template <class NEXT> FN stream(const uint4* ring, u32 lane, NEXT& next) : now(ring), old(ring + (ST - 4) * EACH), lane(lane) {
+    b = next();
+    if (ST == 8) {
+      UNROLL for (int s = 0; s < 4; s++) send(now + s * EACH, b, s);
+      b = next();
+    }
+    UNROLL for (int s = 0; s < 3; s++) send(old + s * EACH, b, s);
+  }
+  // acc[b][u][h]: row 4 * b + (lane & 3) of x times column lane >> 2 of half h of tile u, over the next `runs` runs, whose kind KIND is K2 or K2S.
+  // X: the rows of x whose halves this lane gives, B: those whose sums it has; words from one run to the next are XS.
+  template <int XS, int KIND, int BOOK, int NB, class NEXT>
+  FN void sums(NEXT& next, const u32* const* X, const u32* const* B, int runs, float (*acc)[2][2]) {
+    const trellis<KIND> where(lane);
+    const u32 mine = (lane >> 2 & 1u) * 16 + (lane & 3u) * 4;
+    const u32 *row[NB], *scale[NB];
+    uint4 x[NB];
+    UNROLL for (int b = 0; b < NB; b++) {
+      UNROLL for (int u = 0; u < 2; u++) acc[b][u][0] = acc[b][u][1] = 0.0f;
+      row[b] = X[b] + mine; scale[b] = B[b] + 128;
+      x[b] = *(const uint4*)row[b];
+    }
+    ROLLED for (int run = 0; run < runs; run++) {
+      float c[NB][2][4], back[NB];
+      UNROLL for (int b = 0; b < NB; b++) {
+        back[b] = asf(*scale[b]);
+        scale[b] += XS;
+        UNROLL for (int u = 0; u < 2; u++) UNROLL for (int i = 0; i < 4; i++) c[b][u][i] = 0.0f;
+      }
+      a = b; b = next();
+      UNROLL for (int s = 0; s < 4; s++) {
+        uint4 here[NB];
+        UNROLL for (int i = 0; i < NB; i++) {
+          here[i] = x[i];
+          // Inputs of the next stage; the last run has none after it, and takes any.
+          if (s == 3 && run + 1 < runs) row[i] += XS;
+          x[i] = *(const uint4*)(row[i] + (s + 1) % 4 * 32);
+        }
+        arrived<ST - 2>();
+        if (s == 0) send(old + 3 * EACH, a, 3);
+        else send(now + (s - 1) * EACH, b, s - 1);
+        stage<KIND, BOOK, NB>(where, (const u32*)(now + s * EACH), here, c);
+      }
+      const uint4* other = now;
+      now = old; old = other;
+      UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++)
+        acc[b][u][h] = FMA(c[b][u][2 * h] + c[b][u][2 * h + 1], back[b], acc[b][u][h]);
+    }
+  }
+};
+// `left` runs one after the other, from `at` on.
+template <int N, int K2> struct in_order {
+  const u8* at;
+  int left;
+  FN place operator()() {
+    const place p = {left > 0 ? at : 0, false};
+    left--; at += 8 * N * K2;
+    return p;
   }
 };
 """
@@ -273,8 +300,8 @@ _PLACE = r"""
   SHM uint4 ring[4 * KS * ST * 4 * K2];
   const u32 g = lane >> 2, t = lane & 3u, pairs = sg & 3u, split = sg >> 2;
   const u32 from = gy * PER, count = UMN(PER, K / 128 - from), begin = count * split / KS, runs = count * (split + 1) / KS - begin;
-  stream<N, K2, ST> tiles(ring + sg * (ST * 4 * K2), words + ((u64)gz * (K / 16) + (from + begin) * 8) * (N / 16 * 4 * K2) + (gx * 8 + pairs * 2) * (4 * K2),
-                          runs, lane);
+  in_order<N, K2> next = {(const u8*)words + (((u64)gz * (K / 16) + (from + begin) * 8) * (N / 16) + gx * 8 + pairs * 2) * (16 * K2), (int)runs};
+  stream<N, K2, K2, ST, 4 * K2> tiles(ring + sg * (ST * 4 * K2), lane, next);
   if (KZ == 1) {
     soon((const u16*)svh + gz * N + gx * 128 + lane * 4);
     if (BIAS) soon((const u16*)bias + gz * N + gx * 128 + lane * 4);
@@ -304,7 +331,7 @@ _COLLECT = r"""
 """
 
 # As EXL3_MATVEC, with xh of EXL3_SPLIT; rows = dims[0] <= R, 4 or 8. KZ 1: out [rows, G * N] bf16 or fp32 (OF); else fp32 [KZ, rows, G * N], to be
-# joined. Rings of ST stages; R <= ST * K2 / 2.
+# joined. Rings of ST stages, 4 or 8; R <= ST * K2 / 2.
 EXL3_TENSOR = Kernel(
     "exl3_tensor",
     ("xh", "words", "svh", "bias", "dims"),
@@ -319,7 +346,7 @@ EXL3_TENSOR = Kernel(
   auto row = [&](u32 m) { return xh + ((u64)(UMN(m, n - 1) * G + gz) * (K / 128) + from + begin) * 132; };
   UNROLL for (u32 b = 0; b < NB; b++) { X[b] = row(b * 4 + g / 2); B[b] = row(b * 4 + t); }
   float acc[NB][2][2];
-  tiles.template sums<132, BOOK, NB>(X, B, runs, acc);
+  tiles.template sums<132, K2, BOOK, NB>(next, X, B, runs, acc);
 """
     + _COLLECT,
     MIX + UNIT + _FINISH,
@@ -353,7 +380,7 @@ EXL3_TENSOR_FEW = Kernel(
   const u32* mine = (const u32*)turned + begin * R * 132;
   const u32 *X[1] = {mine + UMN(g / 2, n - 1) * 132}, *B[1] = {mine + UMN(t, n - 1) * 132};
   float acc[1][2][2];
-  tiles.template sums<R * 132, BOOK, 1>(X, B, runs, acc);
+  tiles.template sums<R * 132, K2, BOOK, 1>(next, X, B, runs, acc);
 """
     + _COLLECT,
     MIX + SPLIT + UNIT + _FINISH,
