@@ -17,11 +17,11 @@ from dsv41chat.engine.ops.exl3 import BLOCK, CODEBOOKS
 # SIMD groups along the inputs; a constant, because it orders a sum.
 _SPLITS = 4
 # Processors of a large device, among which groups are dealt out; and what a group costs besides its runs of 128 inputs, in such runs.
-_PROCESSORS, _START = 132, 1
+PROCESSORS, _START = 132, 1
 # Shared memory that a group may have, the stages that a ring may have, and rows that `EXL3_TENSOR_FEW` takes.
 _SHARED_BYTES, _STAGES, _FEW_ROWS = 48 << 10, (8, 4), 2
 # Groups of a matrix that may each turn the inputs.
-_FEW_GROUPS = 2 * _PROCESSORS
+_FEW_GROUPS = 2 * PROCESSORS
 
 
 def stack_constants(module: Exl3Linear | Exl3Stack) -> dict[str, int]:
@@ -34,12 +34,12 @@ def stack_constants(module: Exl3Linear | Exl3Stack) -> dict[str, int]:
     return {"K2": module.words.shape[-1] // 4, "BOOK": CODEBOOKS.index(module.codebook)}
 
 
-def parts_of(runs: int, wide: int) -> int:
+def parts_of(runs: int, wide: int, processors: int = PROCESSORS) -> int:
     """Into how many parts `runs` runs of 128 inputs are cut, so that `wide` groups for each are dealt out evenly."""
     up = lambda a, b: -(-a // b)
     # Parts of equal size but for the last, and none empty.
     sizes = sorted({up(runs, parts) for parts in range(1, runs + 1)}, reverse=True)
-    return min((up(runs, size) for size in sizes), key=lambda parts: up(wide * parts, _PROCESSORS) * (up(runs, parts) + _START))
+    return min((up(runs, size) for size in sizes), key=lambda parts: up(wide * parts, processors) * (up(runs, parts) + _START))
 
 
 def rings(simds: int, halves: int, taken: int = 0) -> int:
@@ -74,14 +74,14 @@ class Exl3TensorMatvec(Exl3Matvec):
     """The same on CUDA's matrix unit. Inputs of a matrix with few outputs are cut into parts, whose sums another launch joins; one or two
     rows are turned where they are used."""
 
-    def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack, dtype: mx.Dtype | None = None):
+    def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack, dtype: mx.Dtype | None = None, processors: int = PROCESSORS):
         super().__init__(backend, module, dtype)
         runs, wide = self.inputs // BLOCK, self.outputs // BLOCK * self.groups
         # All fixed by the shape, because they order a sum.
-        self.parts = parts_of(runs, wide)
+        self.parts = parts_of(runs, wide, processors)
         self.per = -(-runs // self.parts)
         # Two groups of half the size for a processor where there are so many.
-        most = min(self.per, 4 if wide * self.parts <= _PROCESSORS else 2)
+        most = min(self.per, 4 if wide * self.parts <= processors else 2)
         self.splits = next(n for n in (4, 3, 2, 1) if n <= most and rings(4 * n, self.constants["K2"]))
         self.few = [0 if wide * self.parts > _FEW_GROUPS else self._stages(rows, self.per) for rows in range(1, _FEW_ROWS + 1)]
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from dsv41chat.engine.kernels import text_exl3_experts as texts
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.exl3 import parts_of, rings, stack_constants
+from dsv41chat.engine.kernels.exl3 import PROCESSORS, parts_of, rings, stack_constants
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import stored
 from dsv41chat.engine.kernels.routes import Declined
@@ -29,9 +29,12 @@ class Exl3Experts:
     shared expert in one of MLX's layouts is computed beside them and comes in rounded, as the stock operation has it.
     """
 
-    def __init__(self, backend: Backend, up: tuple[Any, Any], down: Any, shared_up: tuple[Any, Any], shared_down: Any, limit: float):
+    def __init__(
+        self, backend: Backend, up: tuple[Any, Any], down: Any, shared_up: tuple[Any, Any], shared_down: Any, limit: float,
+        processors: int = PROCESSORS,
+    ):  # fmt: skip
         """up: gate and up of all experts (w1, w3); limit: of the activation, 0 without one. Raises Declined."""
-        self.backend, self.tensor = backend, backend.dialect == "cuda"
+        self.backend, self.tensor, self.processors = backend, backend.dialect == "cuda", processors
         gate, lift, lower = (_stack(m) for m in (*up, down))
         self.width, self.inner, self.outputs = gate.suh.shape[-1], gate.svh.shape[-1], lower.svh.shape[-1]
         shared, self.beside = (*shared_up, shared_down), None
@@ -71,7 +74,7 @@ class Exl3Experts:
         (act,) = run(up, [xh, ids, weight, *self.up_arrays], self.up_constants | size | splits, grid, 256 * splits["KS"], [turned])
         runs, wide = self.inner // BLOCK, self.outputs // BLOCK
         # As for one row, whose bits are those of rows among others.
-        cut, splits = parts_of(runs, wide if self.tensor else wide * slots), self._splits(1, slots)
+        cut, splits = parts_of(runs, wide if self.tensor else wide * slots, self.processors), self._splits(1, slots)
         constants = self.down_constants | size | splits | {"KZ": cut, "PER": -(-runs // cut)}
         # On the matrix unit a group sums all slots of a row.
         rows = n if self.tensor else n * slots

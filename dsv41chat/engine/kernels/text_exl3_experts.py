@@ -197,7 +197,11 @@ _TENSOR_DOWN = r"""
   stream<N, K2, SHARED ? K2S : K2, ST, 4 * KM> tiles(mine, lane, next);
   // A slot of which these SIMD groups have no run.
   UNROLL for (int j = 0; j < S; j++) part[split][j][pairs * 32 + lane] = 0.0f;
-  if (sg < S) soon((const u16*)(SHARED && sg == S - 1 ? z2 : svh2) + (SHARED && sg == S - 1 ? 0 : (u64)idx[gy * (S - SHARED) + sg] * N) + gx * 128 + lane * 4);
+  auto scales = [&](u32 j) {
+    const bool own = SHARED && j == S - 1;
+    return (const u16*)(own ? z2 : svh2) + (own ? 0 : (u64)idx[gy * (S - SHARED) + j]) * N + gx * 128 + lane * 4;
+  };
+  if (sg < S) soon(scales(sg));
   __syncwarp();
   ROLLED for (u32 i = first; i < end;) {
     const u32 j = i / count, run = i % count, runs = UMN(end - i, count - run);
@@ -205,16 +209,16 @@ _TENSOR_DOWN = r"""
     float acc[1][2][2];
     if (SHARED && j == S - 1 && (K2S != K2 || BOOKS != BOOK)) tiles.template sums<132, K2S, BOOKS, 1>(next, X, X, runs, acc);
     else tiles.template sums<132, K2, BOOK, 1>(next, X, X, runs, acc);
-    if (t == 0) UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++) part[split][j][pairs * 32 + u * 16 + h * 8 + (lane >> 2)] = acc[0][u][h];
+    if (t == 0) UNROLL for (int u = 0; u < 2; u++) UNROLL for (int h = 0; h < 2; h++)
+      part[split][j][pairs * 32 + u * 16 + h * 8 + (lane >> 2)] = acc[0][u][h];
     i += runs;
   }
   BARRIER();
   for (u32 j = sg; j < S; j += 4 * KS) {
-    const bool own = SHARED && j == S - 1;
     float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     UNROLL for (int p = 0; p < KS; p++) UNROLL for (int i = 0; i < 4; i++) v[i] += part[p][j][lane * 4 + i];
     mix128(v, lane);
-    const u16* scale = (const u16*)(own ? z2 : svh2) + (own ? 0 : (u64)idx[gy * (S - SHARED) + j]) * N + gx * 128 + lane * 4;
+    const u16* scale = scales(j);
     UNROLL for (int i = 0; i < 4; i++) part[0][j][lane * 4 + i] = v[i] * 0.08838834764831845f * h2f(scale[i]);
   }
   BARRIER();

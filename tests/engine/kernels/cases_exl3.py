@@ -34,7 +34,8 @@ def trellis(book: str, halves: int, wide: bool = True, biased: bool = False) -> 
     return Case(name, lambda b: exl3.Exl3Matvec(b, module), lambda x: module(x.astype(F32)), (x,), (1e-5 if wide else 2.5e-3,))
 
 
-def tensor_trellis(book: str, halves: int, K: int, N: int, wide: bool, biased: bool = False) -> Case:
+def tensor_trellis(book: str, halves: int, K: int, N: int, wide: bool, biased: bool = False, processors: int = exl3.PROCESSORS) -> Case:
+    """processors: of the device; few have longer sums."""
     d = Draw(50 + halves)
     module = stack(d, 1, K, N, book, halves, biased=biased)[0]
 
@@ -42,7 +43,7 @@ def tensor_trellis(book: str, halves: int, K: int, N: int, wide: bool, biased: b
     x = np.array(d.rows(ROWS, K).astype(F32)) * np.exp2(np.where(np.arange(ROWS)[:, None] == 4, np.arange(K) // 128 % 3 * 24 - 24, 0))
     x = mx.array(x.astype(np.float32)).astype(F32 if wide else BF16)
     name = f"exl3 tensor {book} {halves / 2:g} bits {K} x {N}{'' if wide else ' bfloat16'}"
-    build = lambda b: exl3.Exl3TensorMatvec(b, module)
+    build = lambda b: exl3.Exl3TensorMatvec(b, module, processors=processors)
     return Case(name, build, lambda x: module(x.astype(F32)), (x,), (1e-5 if wide else 2.5e-3,), close=frozenset({0}), only="cuda")
 
 
@@ -57,7 +58,7 @@ def grouped(tensor: bool) -> Case:
 
 def experts(book: str, bits: tuple[int, int], shared: tuple[str, int, int] | None, limit: float, dialect: str) -> Case:
     """bits: halves of gate and up, and of down; the shared expert has 8 halves of another codebook, or is packed. dialect: whose texts."""
-    d, E, D, I, picks = Draw(61), 5, 256, 128, 3
+    d, E, picks, (D, I) = Draw(61), 5, 3, (640, 384) if dialect == "cuda" else (256, 128)
     halves, lower = bits
     w1, w3, w2 = stack(d, E, D, I, book, halves, 4.0), stack(d, E, D, I, book, halves, 4.0), stack(d, E, I, D, book, lower)
     if shared is None:
@@ -71,7 +72,7 @@ def experts(book: str, bits: tuple[int, int], shared: tuple[str, int, int] | Non
     up, down = tuple(replace(m, dtype=BF16) for m in (routed[0], routed[2])), replace(routed[1], dtype=BF16)
 
     def build(backend):
-        made = Exl3Experts(backend, up, down, (s1, s3), s2, limit)
+        made = Exl3Experts(backend, up, down, (s1, s3), s2, limit, processors=1)
         made.tensor = dialect == "cuda"
         return made
 
@@ -91,8 +92,9 @@ def exl3_cases() -> tuple[Case, ...]:
         experts("mcg", (6, 6), None, 2.0, "metal"),
         experts("mul1", (5, 7), ("affine", 4, 64), 0.0, "metal"),
         tensor_trellis("mcg", 6, 256, 128, True),
-        tensor_trellis("3inst", 4, 640, 256, False, biased=True),
+        tensor_trellis("3inst", 4, 640, 256, False, biased=True, processors=1),
         tensor_trellis("mul1", 7, 1024, 128, True, biased=True),
+        tensor_trellis("mul1", 6, 2176, 128, True, processors=2),
         tensor_trellis("mcg", 16, 512, 128, False),
         grouped(True),
         experts("mcg", (6, 6), None, 2.0, "cuda"),

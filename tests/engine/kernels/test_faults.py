@@ -59,12 +59,26 @@ FAULTS = {
     "a lane's sums that are not joined": ("exl3 3inst 2 bits biased", exl3, "EXL3_MATVEC", "s += SHXOR(s, 2);", ""),
     "a butterfly left out": ("exl3 mul1 2.5 bits", exl3, "EXL3_ROTATE", "o < 32; o <<= 1", "o < 16; o <<= 1"),
     "the trellis of another group": ("exl3 grouped", exl3, "EXL3_MATVEC", "((u64)gz * (K / 16) + kt)", "((u64)kt)"),
-    "the low halves of the inputs lost": ("exl3 tensor mcg 3 bits 256 x 128", exl3, "EXL3_TENSOR", "c[u][h][i] + c[u][h][i + 2]", "c[u][h][i]"),
-    "a scale of the inputs not taken back": (
-        "exl3 tensor 3inst 2 bits 640 x 256 bfloat16", exl3, "EXL3_TENSOR", "asf(X[run * XS + 128])", "asf(X[128])",
+    "the low halves of the inputs lost": (
+        "exl3 tensor mcg 3 bits 256 x 128", exl3, "EXL3_TENSOR", "c[b][u][2 * h] + c[b][u][2 * h + 1]", "c[b][u][2 * h]",
     ),
-    "inputs of another part": ("exl3 tensor mul1 3.5 bits 1024 x 128", exl3, "EXL3_TENSOR", "K / 16) + from * 8)", "K / 16))"),
-    "a lost group of inputs": ("exl3 tensor mul1 3.5 bits 1024 x 128", exl3, "EXL3_JOIN", "z < KZ", "z < KZ - 1"),
+    "a scale of the inputs not taken back": (
+        "exl3 tensor 3inst 2 bits 640 x 256 bfloat16", exl3, "EXL3_TENSOR", "scale[b] += XS;", "",
+    ),
+    "inputs of another part": ("exl3 tensor mul1 3.5 bits 1024 x 128", exl3, "EXL3_TENSOR", "(from + begin) * 8)", "begin * 8)"),
+    "a lost group of inputs": ("exl3 tensor mul1 3 bits 2176 x 128", exl3, "EXL3_JOIN", "z < KZ", "z < KZ - 1"),
+    "a part of a trellis twice": (
+        "exl3 tensor mul1 3 bits 2176 x 128", exl3, "EXL3_TENSOR", "+ (s - 1) * EACH, b, s - 1)", "+ (s - 1) * EACH, a, s - 1)",
+    ),
+    "the other half of a ring": ("exl3 tensor mul1 3 bits 2176 x 128", exl3, "EXL3_TENSOR", "now = old; old = other;", ""),
+    "inputs of the run before": ("exl3 tensor mul1 3 bits 2176 x 128", exl3, "EXL3_TENSOR", "if (s == 3 && run + 1 < runs) row[i] += XS;", ""),
+    "a lost split of a trellis": ("exl3 tensor mul1 3 bits 2176 x 128", exl3, "EXL3_TENSOR", "s < KS; s++", "s < KS - 1; s++"),
+    "the trellis of the slot before": (
+        "exl3 tensor experts mcg shared mul1", text_exl3_experts, "EXL3_TENSOR_DOWN", "slot++; if (left > 0) aim();", "slot++;",
+    ),
+    "a slot scaled as another": (
+        "exl3 tensor experts mcg shared mul1", text_exl3_experts, "EXL3_TENSOR_DOWN", "(S - SHARED) + j]) * N", "(S - SHARED)]) * N",
+    ),
     "inputs turned for another expert": (
         "exl3 tensor experts mcg shared mul1", text_exl3_experts, "EXL3_TENSOR_TURN", "idx[m * (S - SHARED) + j]", "idx[m * (S - SHARED)]",
     ),
