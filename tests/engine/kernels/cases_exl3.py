@@ -58,7 +58,7 @@ def grouped(tensor: bool) -> Case:
 
 def experts(book: str, bits: tuple[int, int], shared: tuple[str, int, int] | None, limit: float, dialect: str) -> Case:
     """bits: halves of gate and up, and of down; the shared expert has 8 halves of another codebook, or is packed. dialect: whose texts."""
-    d, E, picks, (D, I) = Draw(61), 5, 3, (640, 384) if dialect == "cuda" else (256, 128)
+    d, E, (picks, D, I) = Draw(61), 5, (4, 640, 384) if dialect == "cuda" else (3, 256, 128)
     halves, lower = bits
     w1, w3, w2 = stack(d, E, D, I, book, halves, 4.0), stack(d, E, D, I, book, halves, 4.0), stack(d, E, I, D, book, lower)
     if shared is None:
