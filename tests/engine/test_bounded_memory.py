@@ -12,6 +12,7 @@ import pytest
 from dsv41chat.bench.long_context import fill
 from dsv41chat.engine import rows
 from dsv41chat.engine.kernels.blas import attention as blas_attention
+from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn import attention_v4
 from dsv41chat.engine.ops import attend, blocks, select
 from dsv41chat.engine.pack.build import build_trunk, open_pack
@@ -107,3 +108,23 @@ def test_a_pool_of_the_host_grows_in_place_and_keeps_its_rows():
         lane.append(name, a, rows[a : a + 40])
     np.testing.assert_array_equal(lane.buffers[name][:5000], rows)
     assert not lane.buffers[name][5000:].any() and len(lane.buffers[name]) % lane.specs[name].block == 0
+
+
+def test_what_is_read_of_a_lane_that_a_device_writes_into_lies_elsewhere():
+    """Else the first look at it on the host would take the buffer away from what is recorded for its memory."""
+    t = trunk()
+    lane = Lane(t.lane_specs(), t.config.roll_rows, in_place=True)
+    name = next(n for n in lane.specs if n.startswith("pool"))
+    lane.append(name, 0, mx.random.normal((12, *lane.specs[name].tail), dtype=lane.specs[name].dtype))
+    mx.eval(lane.arrays())
+    whole = np.array(lane.buffers[name], copy=False)
+    for index in (slice(2, 9), np.arange(2, 9)):
+        found = lane.rows(name, index)
+        mx.eval(found)
+        mine = np.array(found, copy=False)
+        np.testing.assert_array_equal(mine, whole[2:9])
+        assert not np.shares_memory(mine, whole)
+    lane.in_place = False
+    shared = lane.rows(name, slice(2, 9))
+    mx.eval(shared)
+    assert np.shares_memory(np.array(shared, copy=False), whole), "or this test would see nothing"
