@@ -129,7 +129,8 @@ class Kernel:
 
     base: its name; inputs, outputs: argument names in order; body: statements; helpers: functions before it.
 
-    only: the one dialect that it can be compiled in, None for both.
+    only: the one dialect that it can be compiled in, None for both. bounds: for CUDA, the most threads of a group and how many such
+    groups are to share a processor, which bounds their registers.
     """
 
     base: str
@@ -138,6 +139,7 @@ class Kernel:
     body: str
     helpers: str = ""
     only: str | None = None
+    bounds: tuple[int, int] | None = None
 
 
 def header(kernel: Kernel, dialect: str) -> str:
