@@ -111,8 +111,8 @@ class TensorAttend(_Listed):
         dims = number(entries or 0) if dims is None else dims
         inputs = [q, *buffers, *lists, dims, cos, sin]
         if n > MOST_ROWS:
-            # Sums of 32 heads take a lane 64 registers, and its share of the scores more where SIMD groups are few.
-            tiles = 2 if self.heads > 16 and self.channels > 64 else 1
+            # Where SIMD groups are few, each has many scores to weigh, and registers for 16 heads only.
+            tiles = 2 if self.heads > 16 and self.channels >= 256 else 1
             whole = {**constants, **self.head_constants, "MT": tiles, "RING": RING, "SHARED": room(self.channels, tiles)}
             grid = -(-self.heads // (16 * tiles)), n, 1
             return self.backend.run(TENSOR_PROMPT, [*inputs, self.sink], whole, grid, self.channels // 2, self._result(n))[0]

@@ -92,19 +92,21 @@ TENSOR_PROMPT = Kernel(
   // Their scores over 64 channels; pair p of a head stands at place p or p ^ 4, so that heads do not meet in a bank.
   const auto scores = [&](int stage) {
     arrived<RING - 1>();
-    float c[MT][2][4];
-    UNROLL for (int m = 0; m < MT; m++) UNROLL for (int j = 0; j < 2; j++) UNROLL for (int i = 0; i < 4; i++) c[m][j][i] = 0.0f;
-    UNROLL for (int i = 0; i < 2; i++) UNROLL for (int j = 0; j < 2; j++) {
-      const uint4 v = keys[stage * 128 + (j * 8 + g) * 8 + ((t * 2 + i) ^ g)];
-      UNROLL for (int m = 0; m < MT; m++) {
-        const u32* x = a[m] + i * 4; const u32* y = x + 8;
-        mma(c[m][j], x[0], y[0], x[1], y[1], v.x, v.y);
-        mma(c[m][j], x[2], y[2], x[3], y[3], v.z, v.w);
+    UNROLL for (int j = 0; j < 2; j++) {
+      float c[MT][4];
+      UNROLL for (int m = 0; m < MT; m++) UNROLL for (int i = 0; i < 4; i++) c[m][i] = 0.0f;
+      UNROLL for (int i = 0; i < 2; i++) {
+        const uint4 v = keys[stage * 128 + (j * 8 + g) * 8 + ((t * 2 + i) ^ g)];
+        UNROLL for (int m = 0; m < MT; m++) {
+          const u32* x = a[m] + i * 4; const u32* y = x + 8;
+          mma(c[m], x[0], y[0], x[1], y[1], v.x, v.y);
+          mma(c[m], x[2], y[2], x[3], y[3], v.z, v.w);
+        }
       }
-    }
-    UNROLL for (int m = 0; m < MT; m++) UNROLL for (int j = 0; j < 2; j++) UNROLL for (int r = 0; r < 2; r++) {
-      float2 v; v.x = c[m][j][r * 2]; v.y = c[m][j][r * 2 + 1];
-      ((float2*)part)[(sg * HG + m * 16 + r * 8 + g) * 8 + ((j * 4 + t) ^ (g >> 1 & 1u) * 4)] = v;
+      UNROLL for (int m = 0; m < MT; m++) UNROLL for (int r = 0; r < 2; r++) {
+        float2 v; v.x = c[m][r * 2]; v.y = c[m][r * 2 + 1];
+        ((float2*)part)[(sg * HG + m * 16 + r * 8 + g) * 8 + ((j * 4 + t) ^ (g >> 1 & 1u) * 4)] = v;
+      }
     }
   };
   const int P = POOL ? dims[0] : 0, total = W + P;
@@ -126,7 +128,7 @@ TENSOR_PROMPT = Kernel(
     BARRIER();
     u32 before = lane < RUNS ? ones(found[lane]) : 0u;
     const u32 mine = before;
-    UNROLL for (int k = 1; k < 32; k <<= 1) { const u32 v = SHIDX(before, (lane - k) & 31u); before += lane >= k ? v : 0u; }
+    ROLLED for (int k = 1; k < 32; k <<= 1) { const u32 v = SHIDX(before, (lane - k) & 31u); before += lane >= k ? v : 0u; }
     const int count = (int)SHIDX(before, 31), steps = (count + 15) / 16;
     before -= mine;
     UNROLL for (int i = 0; i < OWN; i++) {
@@ -136,50 +138,52 @@ TENSOR_PROMPT = Kernel(
     }
     if (tid < 16) list[count + tid] = -1;
     BARRIER();
-    UNROLL for (int i = 0; i < RING; i++) { if (i < steps) copy(i, i); sent(); }
-    if (steps) scores(0);
+    ROLLED for (int i = 0; i < RING; i++) { if (i < steps) copy(i, i); sent(); }
     int stage = 0;
-    ROLLED for (int step = 0; step < steps; step++) {
-      BARRIER();
-      UNROLL for (int i = 0; i < EACH; i++) if (BLOCKS % NW == 0 || (int)sg + i * NW < BLOCKS) {
-        const u32 head = (sg + i * NW) * 4 + (lane >> 3), p = lane & 7u;
-        const int left = count - step * 16 - 2 * (int)p;
-        const float2* s = (const float2*)part + head * 8 + (p ^ (head >> 1 & 1u) * 4);
-        float x = 0.0f, y = 0.0f, grown = 1.0f;
-        UNROLL for (int j = 0; j < NW; j++) { const float2 v = s[j * (HG * 8)]; x += v.x; y += v.y; }
-        x = left > 0 ? MUL(x, asf((u32)SCALE)) : -1e30f; y = left > 1 ? MUL(y, asf((u32)SCALE)) : -1e30f;
-        float most = MX(x, y);
-        most = MX(most, SHXOR(most, 1)); most = MX(most, SHXOR(most, 2)); most = MX(most, SHXOR(most, 4));
-        if (most > top[i] + 8.0f) { grown = EXPF(top[i] - most); top[i] = most; }
-        const u32 w = pair(EXPF(x - top[i]), EXPF(y - top[i]));
-        // The denominator takes the weights as they are rounded.
-        sum[i] = FMA(sum[i], grown, low(w) + high(w));
-        weights[head * PT + p] = w;
-        if (p == 0) factors[head] = grown;
-      }
-      BARRIER();
-      float f[2 * MT];
-      bool same = true;
-      UNROLL for (int i = 0; i < 2 * MT; i++) { f[i] = factors[i * 8 + g]; same = same && f[i] == 1.0f; }
-      if (__any_sync(0xffffffffu, !same))
-        UNROLL for (int m = 0; m < MT; m++) UNROLL for (int j = 0; j < 8; j++) UNROLL for (int i = 0; i < 4; i++) o[m][j][i] *= f[m * 2 + (i >> 1)];
-      {
-        const uint4* here = keys + stage * 128 + (lane & 15u) * 8;
-        u32 w[MT][4];
-        UNROLL for (int m = 0; m < MT; m++) UNROLL for (int i = 0; i < 4; i++) w[m][i] = weights[(m * 16 + (i & 1) * 8 + g) * PT + t + (i >> 1) * 4];
-        UNROLL for (int j = 0; j < 8; j += 2) {
-          u32 v[4];
-          columns(v, here + ((j + (lane >> 4)) ^ (lane & 7u)));
-          UNROLL for (int m = 0; m < MT; m++) {
-            mma(o[m][j], w[m][0], w[m][1], w[m][2], w[m][3], v[0], v[1]);
-            mma(o[m][j + 1], w[m][0], w[m][1], w[m][2], w[m][3], v[2], v[3]);
+    // Scores are made a step ahead, first of all those of step 0.
+    ROLLED for (int step = -1; step < steps; step++) {
+      if (step >= 0) {
+        BARRIER();
+        UNROLL for (int i = 0; i < EACH; i++) if (BLOCKS % NW == 0 || (int)sg + i * NW < BLOCKS) {
+          const u32 head = (sg + i * NW) * 4 + (lane >> 3), p = lane & 7u;
+          const int left = count - step * 16 - 2 * (int)p;
+          const float2* s = (const float2*)part + head * 8 + (p ^ (head >> 1 & 1u) * 4);
+          float x = 0.0f, y = 0.0f, grown = 1.0f;
+          _Pragma("unroll 4") for (int j = 0; j < NW; j++) { const float2 v = s[j * (HG * 8)]; x += v.x; y += v.y; }
+          x = left > 0 ? MUL(x, asf((u32)SCALE)) : -1e30f; y = left > 1 ? MUL(y, asf((u32)SCALE)) : -1e30f;
+          float most = MX(x, y);
+          most = MX(most, SHXOR(most, 1)); most = MX(most, SHXOR(most, 2)); most = MX(most, SHXOR(most, 4));
+          if (most > top[i] + 8.0f) { grown = EXPF(top[i] - most); top[i] = most; }
+          const u32 w = pair(EXPF(x - top[i]), EXPF(y - top[i]));
+          // The denominator takes the weights as they are rounded.
+          sum[i] = FMA(sum[i], grown, low(w) + high(w));
+          weights[head * PT + p] = w;
+          if (p == 0) factors[head] = grown;
+        }
+        BARRIER();
+        float f[2 * MT];
+        bool same = true;
+        UNROLL for (int i = 0; i < 2 * MT; i++) { f[i] = factors[i * 8 + g]; same = same && f[i] == 1.0f; }
+        if (__any_sync(0xffffffffu, !same))
+          UNROLL for (int m = 0; m < MT; m++) UNROLL for (int j = 0; j < 8; j++) UNROLL for (int i = 0; i < 4; i++) o[m][j][i] *= f[m * 2 + (i >> 1)];
+        {
+          const uint4* here = keys + stage * 128 + (lane & 15u) * 8;
+          u32 w[MT][4];
+          UNROLL for (int i = 0; i < 4 * MT; i++) w[i >> 2][i & 3] = weights[((i >> 2) * 16 + (i & 1) * 8 + g) * PT + t + (i >> 1 & 1) * 4];
+          UNROLL for (int j = 0; j < 8; j += 2) {
+            u32 v[4];
+            columns(v, here + ((j + (lane >> 4)) ^ (lane & 7u)));
+            UNROLL for (int m = 0; m < MT; m++) {
+              mma(o[m][j], w[m][0], w[m][1], w[m][2], w[m][3], v[0], v[1]);
+              mma(o[m][j + 1], w[m][0], w[m][1], w[m][2], w[m][3], v[2], v[3]);
+            }
           }
         }
+        __syncwarp();
+        if (step + RING < steps) copy(step + RING, stage);
+        sent();
+        stage = stage + 1 == RING ? 0 : stage + 1;
       }
-      __syncwarp();
-      if (step + RING < steps) copy(step + RING, stage);
-      sent();
-      stage = stage + 1 == RING ? 0 : stage + 1;
       if (step + 1 < steps) scores(stage);
     }
   }
@@ -187,21 +191,23 @@ TENSOR_PROMPT = Kernel(
   BARRIER();
   UNROLL for (int i = 0; i < EACH; i++) if ((lane & 7u) == 0 && (int)sg + i * NW < BLOCKS) factors[(sg + i * NW) * 4 + (lane >> 3)] = 1.0f / sum[i];
   BARRIER();
+  if ((int)sg * 64 + 64 > C - RD) UNROLL for (int j = 0; j < 8; j++) {
+    const int at = (int)sg * 64 + j * 8 + (int)t * 2 - (C - RD);
+    if (at >= 0) {
+      const float c = cosv[gy * (RD / 2) + at / 2], d = sinv[gy * (RD / 2) + at / 2];
+      UNROLL for (int m = 0; m < MT; m++) UNROLL for (int i = 0; i < 4; i += 2) {
+        const float x = o[m][j][i], y = o[m][j][i + 1];
+        o[m][j][i] = MUL(x, c) + MUL(y, d);
+        o[m][j][i + 1] = MUL(y, c) - MUL(x, d);
+      }
+    }
+  }
   // Through the place of the keys, so that 128 bytes of a head are written at a time.
   UNROLL for (int m = 0; m < MT; m++) {
     UNROLL for (int r = 0; r < 2; r++) {
       const float z = factors[m * 16 + r * 8 + g];
       u32* to = (u32*)(keys + (r * 8 + g) * 8) + t;
-      UNROLL for (int j = 0; j < 8; j++) {
-        float x = o[m][j][r * 2] * z, y = o[m][j][r * 2 + 1] * z;
-        const int at = (int)sg * 64 + j * 8 + (int)t * 2 - (C - RD);
-        if (at >= 0) {
-          const float c = cosv[gy * (RD / 2) + at / 2], s = sinv[gy * (RD / 2) + at / 2], u = x;
-          x = MUL(u, c) + MUL(y, s);
-          y = MUL(y, c) - MUL(u, s);
-        }
-        to[(j ^ g) * 4] = pair(x, y);
-      }
+      UNROLL for (int j = 0; j < 8; j++) to[(j ^ g) * 4] = pair(o[m][j][r * 2] * z, o[m][j][r * 2 + 1] * z);
     }
     __syncwarp();
     UNROLL for (int i = 0; i < 4; i++) {

@@ -248,7 +248,8 @@ def attention(
         q = q * mx.where(mx.arange(rows) % 4 == 0, 16, 1).astype(BF16)[:, None, None]
         fewer = ROWS + 1, rows - 1
     inputs = q, table, ring, slots, present, *chosen
-    name = f"{'prompt ' if rows > ROWS else 'tensor ' if unit else ''}attend {heads} x {channels}, {window} + {entries}{' normed' if head_eps else ''}"
+    kind = "prompt " if rows > ROWS else "tensor " if unit else ""
+    name = f"{kind}attend {heads} x {channels}, {window} + {entries}{' normed' if head_eps else ''}"
     return Case(name, build, stock, inputs, (2.5e-3,), frozenset({2, 5}), frozenset({0}), "cuda" if unit else None, rows, fewer)
 
 

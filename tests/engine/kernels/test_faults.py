@@ -68,7 +68,7 @@ FAULTS = {
         "prompt attend 24 x 192, 48 + 500 normed", attend, "TENSOR_PROMPT", "pair(low(v) * y, high(v) * y)", "pair(low(v) * y, high(v))",
     ),
     "a prompt that turns the wrong way": (
-        "prompt attend 20 x 512, 32 + 20", attend, "TENSOR_PROMPT", "MUL(u, c) + MUL(y, s)", "MUL(u, c) - MUL(y, s)",
+        "prompt attend 20 x 512, 32 + 20", attend, "TENSOR_PROMPT", "MUL(x, c) + MUL(y, d)", "MUL(x, c) - MUL(y, d)",
     ),
     "the other stride of a prompt's lists": (
         "prompt attend to 40 in use", attend, "TENSOR_PROMPT", "(u64)gy * P + (slot - W)", "(u64)gy * 128 + (slot - W)",

@@ -41,9 +41,9 @@ def test_the_cases(architecture):
         "matvec", "tensor_matvec", "tensor_plain", "tensor_tiles", "experts_up", "experts_down", "tensor_experts_up", "tensor_experts_down",
         "exl3_matvec", "exl3_tensor", "exl3_tensor_up",
         "exl3_tensor_down", "hyper_spread", "hyper_finish",
-        "attend_split", "attend_merge", "tensor_attend", "tensor_merge", "tensor_prompt", "index_scores", "top_k", "route", "finish_rows", "decode_matrix",
-        "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks", "scaled",
-        "hadamard",
+        "attend_split", "attend_merge", "tensor_attend", "tensor_merge", "tensor_prompt", "index_scores", "top_k", "route", "finish_rows",
+        "decode_matrix", "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks",
+        "scaled", "hadamard",
     }  # fmt: skip
     compiled(backend, architecture)
 
