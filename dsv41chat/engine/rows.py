@@ -105,3 +105,18 @@ class Rows:
             write = self.ring_slots(self.positions[part], self.ring)
             out.append((part, write, self.array((np.maximum(at, 0) % self.ring).astype(np.int32)), self.array(at >= 0)))
         return out
+
+    @property
+    def fits(self) -> bool:
+        """Whether all rows can lie in a ring at once, beside the windows that they see."""
+        return self.n <= self.ring - self.window
+
+    @cached_property
+    def run(self) -> tuple[Any, slice, Any, Any, Any]:
+        """(ring slots int32 [W - 1] of the rows before this call, the rows of it that a ring keeps, their write slots, window slots int32 [n, W]
+        into those rows before with all rows of the call behind them, present [n, W]) for a call that does not fit a ring."""
+        before = np.maximum(self.start + np.arange(1 - self.window, 0), 0) % self.ring
+        kept = slice(max(0, self.n - self.ring), self.n)
+        slots = np.arange(self.n, dtype=np.int32)[:, None] + np.arange(self.window, dtype=np.int32)
+        present = self.start + slots >= self.window - 1
+        return self.array(before.astype(np.int32)), kept, self.ring_slots(self.positions[kept], self.ring), self.array(slots), self.array(present)

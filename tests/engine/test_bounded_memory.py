@@ -21,7 +21,7 @@ from tests.engine.v4 import tiny
 from tests.v41 import golden, run, trunk
 
 ROWS = 64
-# Contexts between which every bound is reached; the small V4's ring cuts a call into blocks of 32 rows, so its factor stays below that.
+# Contexts between which every bound is reached; on the host the small V4's ring cuts a call into blocks of 32 rows, so its factor stays below that.
 CONTEXTS = {"v41": (256, 32 * 256), "v4": (2048, 8 * 2048)}
 
 
@@ -88,6 +88,28 @@ def test_cuts_between_rows_and_keys_change_no_bit(build, routes, monkeypatch):
     monkeypatch.setattr(blocks, "ROW_BYTES", 64)
     monkeypatch.setattr(attend, "KEY_TILE", 64)
     np.testing.assert_array_equal(run(t, ids), whole)
+
+
+@pytest.mark.parametrize("first", [3, 61])
+def test_a_long_call_has_the_bits_of_blocks_through_the_ring(build, first, monkeypatch):
+    """Its windows and open groups begin in the rings, and it leaves there what the blocks leave, in whole and in part of a turn."""
+    t, found = build("stock"), []
+    ids = np.random.default_rng(4).integers(3, t.config.vocab_size, first + 300).tolist()
+    assert 150 > t.config.ring_rows - t.config.sliding_window
+    for fits in (False, True):
+        target = Target(t)
+        if fits:
+            monkeypatch.setattr(rows.Rows, "fits", True)
+        logits = []
+        for a, b in ((0, first), (first, first + 150), (first + 150, first + 299), (first + 299, first + 300)):
+            trial = target.rows(ids[a:b])
+            logits.append(np.array(trial.logits))
+            target.commit(trial, b - a)
+        found.append((np.concatenate(logits), {name: np.array(v) for name, v in target.lane.state().items()}))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1].keys() == found[1][1].keys()
+    for name, kept in found[0][1].items():
+        np.testing.assert_array_equal(kept, found[1][1][name])
 
 
 def test_blocks_cover_all_rows_once():

@@ -255,7 +255,9 @@ def _gathered(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     c, w = site.trunk.config, site.owner.weights
     kernel = core(backend, w, c.qk_rope_head_dim, c.sliding_window)
-    return lambda *args: kernel(*args, dims=_used(args[6]))
+    gathered = lambda *args: kernel(*args, dims=_used(args[6]))
+    gathered.pads = True
+    return gathered
 
 
 def _queries(backend: Backend, site: Site) -> Callable:

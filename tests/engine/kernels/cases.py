@@ -1,4 +1,4 @@
-"""One case per kernel form: the callable, its stock operation in float32, and inputs of eight rows. The CPU shim and a device run the same."""
+"""One case per kernel form: the callable, its stock operation in float32, and inputs, of eight rows or more. The CPU shim and a device run them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ BF16, F32 = mx.bfloat16, mx.float32
 
 @dataclass(frozen=True)
 class Case:
-    """inputs: for ROWS rows, arrays or tuples of them; shared: those that all rows use. limits: relative L2 distance to stock, one per
-    result; 0: the same bits. close: results whose bits may differ between devices (exp, log, the matrix unit). only: its one dialect."""
+    """inputs: for `rows` rows, arrays or tuples of them; shared: those that all rows use. limits: relative L2 distance to stock, one per
+    result; 0: the same bits. close: results whose bits may differ between devices (exp, log, the matrix unit). only: its one dialect.
+    fewer: numbers of rows that are also taken alone."""
 
     name: str
     build: Callable[[Backend], Callable]
@@ -39,17 +40,19 @@ class Case:
     shared: frozenset[int] = frozenset()
     close: frozenset[int] = frozenset()
     only: str | None = None
+    rows: int = ROWS
+    fewer: tuple[int, ...] = (1, 3)
 
     def arguments(self, rows: int) -> tuple:
         return tuple(a if i in self.shared else _cut(a, rows) for i, a in enumerate(self.inputs))
 
-    def run(self, backend: Backend, rows: int = ROWS) -> tuple[mx.array, ...]:
-        return _tuple(self.build(backend)(*self.arguments(rows)))
+    def run(self, backend: Backend, rows: int | None = None) -> tuple[mx.array, ...]:
+        return _tuple(self.build(backend)(*self.arguments(rows or self.rows)))
 
-    def want(self, rows: int = ROWS) -> tuple[mx.array, ...]:
-        return _tuple(self.stock(*self.arguments(rows)))
+    def want(self, rows: int | None = None) -> tuple[mx.array, ...]:
+        return _tuple(self.stock(*self.arguments(rows or self.rows)))
 
-    def distances(self, got: tuple[mx.array, ...], rows: int = ROWS) -> list[float]:
+    def distances(self, got: tuple[mx.array, ...], rows: int | None = None) -> list[float]:
         return [distance(a, b) for a, b in zip(got, self.want(rows), strict=True)]
 
 
@@ -215,18 +218,21 @@ def mixes() -> Case:
     return Case("mixes", lambda b: Mixes(b, mix), lambda h: mix(h.astype(F32)), (d.rows(ROWS, 4, D),), (1e-5,) * 3, close=frozenset({0, 1, 2}))
 
 
-def attention(heads: int, channels: int, dims: int, window: int, entries: int, head_eps: float | None, unit: bool = False) -> Case:
-    """Lists with absent slots in front and at the end; row 3 sees its own window row alone. unit: on the matrix unit."""
+def attention(
+    heads: int, channels: int, dims: int, window: int, entries: int, head_eps: float | None, unit: bool = False, rows: int = ROWS
+) -> Case:  # fmt: skip
+    """Lists with absent slots in front and at the end; row 3 sees its own window row alone. unit: on the matrix unit. rows: more than
+    eight are those of a prompt."""
     d = Draw(9)
-    q, ring, pool = d.rows(ROWS, heads, channels), d.normal(2 * window, channels).astype(BF16), d.normal(90, channels).astype(BF16)
-    slots, live = d.whole(0, 2 * window, ROWS, window), d.rng.integers(0, window, (ROWS, 1))
+    q, ring, pool = d.rows(rows, heads, channels), d.normal(2 * window, channels).astype(BF16), d.normal(90, channels).astype(BF16)
+    slots, live = d.whole(0, 2 * window, rows, window), d.rng.integers(0, window, (rows, 1))
     live[3] = window - 1
     present = mx.array(np.arange(window)[None] >= live)
-    sink, table = d.normal(heads), d.table(ROWS, dims)
-    seen = d.rng.integers(0, entries + 1, (ROWS, 1)) if entries else None
+    sink, table = d.normal(heads), d.table(rows, dims)
+    seen = d.rng.integers(0, entries + 1, (rows, 1)) if entries else None
     if entries:
         seen[3] = 0
-    chosen = (pool, d.whole(0, 90, ROWS, entries), mx.array(np.arange(entries)[None] < seen)) if entries else (None, None, None)
+    chosen = (pool, d.whole(0, 90, rows, entries), mx.array(np.arange(entries)[None] < seen)) if entries else (None, None, None)
 
     def stock(q, table, ring, slots, present, pool, index, picked):
         x = q if head_eps is None else norm.rms(q, None, head_eps)
@@ -236,9 +242,15 @@ def attention(heads: int, channels: int, dims: int, window: int, entries: int, h
         return rope.rotate(attend.attend_rows(rope.rotate(x, table), keys, keep, sink, channels**-0.5), table, inverse=True)
 
     build = lambda b: (TensorAttend if unit else Attend)(b, heads, channels, dims, window, sink, head_eps)
+    fewer = (1, 3)
+    if rows > ROWS:
+        # Scores so far apart that running maxima grow by much.
+        q = q * mx.where(mx.arange(rows) % 4 == 0, 16, 1).astype(BF16)[:, None, None]
+        fewer = ROWS + 1, rows - 1
     inputs = q, table, ring, slots, present, *chosen
-    name = f"{'tensor ' if unit else ''}attend {heads} x {channels}, {window} + {entries}{' normed' if head_eps else ''}"
-    return Case(name, build, stock, inputs, (2.5e-3,), frozenset({2, 5}), frozenset({0}), "cuda" if unit else None)
+    kind = "prompt " if rows > ROWS else "tensor " if unit else ""
+    name = f"{kind}attend {heads} x {channels}, {window} + {entries}{' normed' if head_eps else ''}"
+    return Case(name, build, stock, inputs, (2.5e-3,), frozenset({2, 5}), frozenset({0}), "cuda" if unit else None, rows, fewer)
 
 
 def scores(heads: int, channels: int) -> Case:
@@ -415,6 +427,11 @@ def cases() -> tuple[Case, ...]:
         attention(32, 512, 64, 32, 20, None, True),
         attention(24, 256, 64, 48, 30, 1e-6, True),
         attention(16, 128, 64, 40, 0, None, True),
+        attention(16, 64, 32, 64, 128, None, True, 40),
+        attention(128, 64, 32, 64, 128, None, True, 10),
+        attention(20, 512, 64, 32, 20, None, True, 10),
+        attention(24, 192, 64, 48, 500, 1e-6, True, 12),
+        attention(64, 128, 64, 40, 0, None, True, 10),
         scores(32, 128),
         scores(64, 128),
         scores(4, 32),

@@ -47,6 +47,32 @@ FAULTS = {
     "a merger that is left out": ("tensor attend 8 x 64, 64 + 128", attend, "TENSOR_MERGE", "int i = 0; i < NM;", "int i = 1; i < NM;"),
     "a merge that turns the wrong way": ("tensor attend 32 x 512, 32 + 20", attend, "TENSOR_MERGE", "MUL(x, c) + MUL(y, s)", "MUL(x, c) - MUL(y, s)"),
     "a piece of the unit too few": ("tensor attend to 40 in use", attend, "TENSOR_ATTEND", "((int)gx >= SP) return", "((int)gx >= SP - 1) return"),
+    "a lost sink of a prompt": ("prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "lane & 7u ? 0.0f : 1.0f;", "0.0f;"),
+    "a scale of a prompt": ("prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "MUL(x, asf((u32)SCALE))", "MUL(x, 1.04f * asf((u32)SCALE))"),
+    "a row of a prompt for another": ("prompt attend 64 x 128, 40 + 0", attend, "TENSOR_PROMPT", "present[gy * W + slot]", "present[slot]"),
+    "absent entries of a prompt": ("prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "if (picked[k]) e[i]", "e[i]"),
+    "a slot behind the last that weighs": ("prompt attend 64 x 128, 40 + 0", attend, "TENSOR_PROMPT", "left > 1 ?", "left > 0 ?"),
+    "places that are counted twice": ("prompt attend 128 x 64, 64 + 128", attend, "TENSOR_PROMPT", "before -= mine;", ""),
+    "the start of a list again": ("prompt attend 24 x 192, 48 + 500 normed", attend, "TENSOR_PROMPT", "slot = from + run", "slot = run"),
+    "a step that is too early in its place": (
+        "prompt attend 128 x 64, 64 + 128", attend, "TENSOR_PROMPT", "copy(step + RING, stage)", "copy(step + 1, stage)",
+    ),
+    "the pool for the ring": ("prompt attend 20 x 512, 32 + 20", attend, "TENSOR_PROMPT", "POOL && r > 0 && (r & 1) ?", "POOL && r > 0 ?"),
+    "sums that do not follow the maximum": ("prompt attend 128 x 64, 64 + 128", attend, "TENSOR_PROMPT", "o[m][j][i] *= f[m * 2 + (i >> 1)];", ";"),
+    "a swapped lane of the maximum": (
+        "prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "MX(most, SHXOR(most, 4))", "MX(most, SHXOR(most, 8))",
+    ),
+    "a swapped lane of the sum": ("prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "SHXOR(sum[i], 4)", "SHXOR(sum[i], 8)"),
+    "keys of other channels": ("prompt attend 64 x 128, 40 + 0", attend, "TENSOR_PROMPT", "(lane >> 4)) ^ (lane & 7u)", "(lane >> 4))"),
+    "a prompt that is not normed": (
+        "prompt attend 24 x 192, 48 + 500 normed", attend, "TENSOR_PROMPT", "pair(low(v) * y, high(v) * y)", "pair(low(v) * y, high(v))",
+    ),
+    "a prompt that turns the wrong way": (
+        "prompt attend 20 x 512, 32 + 20", attend, "TENSOR_PROMPT", "MUL(x, c) + MUL(y, d)", "MUL(x, c) - MUL(y, d)",
+    ),
+    "the other stride of a prompt's lists": (
+        "prompt attend to 40 in use", attend, "TENSOR_PROMPT", "(u64)gy * P + (slot - W)", "(u64)gy * 128 + (slot - W)",
+    ),
     "negative products that count": ("scores 32 x 128", choose, "INDEX_SCORES", "MX(a, 0.0f)", "a"),
     "the second half of the heads": ("scores 64 x 128", choose, "INDEX_SCORES", "head < IH", "head < 32"),
     "equal scores from the other end": ("top 64 of 300", choose, "TOP_K", "(tie && e < need)", "(tie && e + need >= equal)"),

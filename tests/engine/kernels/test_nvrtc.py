@@ -25,6 +25,9 @@ def compiled(backend: Paper, architecture: str) -> None:
         assert not found.spills and found.registers <= 255 and found.shared <= 48 << 10, (kernel.base, constants, found)
         # Registers are given out by eights; a group that wants more than a processor has does not start.
         assert -(-found.registers // 8) * 8 * backend.threads[program] <= 1 << 16, (kernel.base, constants, found, backend.threads[program])
+        # What a launch brings of shared memory is bounded by the smallest processor, of generation 12.
+        assert dict(constants).get("SHARED", 0) <= 99 << 10, (kernel.base, constants)
+        assert kernel.bounds is None or backend.threads[program] <= kernel.bounds[0], (kernel.base, constants, backend.threads[program])
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
@@ -38,9 +41,9 @@ def test_the_cases(architecture):
         "matvec", "tensor_matvec", "tensor_plain", "tensor_tiles", "experts_up", "experts_down", "tensor_experts_up", "tensor_experts_down",
         "exl3_matvec", "exl3_tensor", "exl3_tensor_up",
         "exl3_tensor_down", "hyper_spread", "hyper_finish",
-        "attend_split", "attend_merge", "tensor_attend", "tensor_merge", "index_scores", "top_k", "route", "finish_rows", "decode_matrix",
-        "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks", "scaled",
-        "hadamard",
+        "attend_split", "attend_merge", "tensor_attend", "tensor_merge", "tensor_prompt", "index_scores", "top_k", "route", "finish_rows",
+        "decode_matrix", "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks",
+        "scaled", "hadamard",
     }  # fmt: skip
     compiled(backend, architecture)
 
