@@ -117,9 +117,9 @@ def decoded(backend: Backend, m: Stored) -> mx.array:
     runs = 1
     for size in shape:
         runs *= size
-    runs //= 32
+    runs //= 8
     inputs = [*m.arrays, number(runs)]
-    return backend.run(DECODE_MATRIX, inputs, m.form.constants(), (-(-runs // 128), 1, 1), 128, [(shape, mx.bfloat16)])[0]
+    return backend.run(DECODE_MATRIX, inputs, m.form.constants(), (-(-runs // 1024), 1, 1), 256, [(shape, mx.bfloat16)])[0]
 
 
 class DecodedProduct:

@@ -190,9 +190,9 @@ def replace_scale(p: nn.Packed, factor: float) -> nn.Packed:
     return p if p.mode != "affine" else replace(p, scales=p.scales * factor, biases=p.biases * factor)
 
 
-def hyper(stagger: bool, first: bool, extreme: bool = False) -> Case:
-    """extreme: Sinkhorn inputs of +-80."""
-    d, D = Draw(8), 256
+def hyper(stagger: bool, first: bool, extreme: bool = False, prompt: bool = False) -> Case:
+    """extreme: Sinkhorn inputs of +-80. prompt: what many rows take, of these few."""
+    d, D = Draw(8), 320 if prompt else 256
     base = d.normal(24)
     if extreme:
         base = mx.array(np.where(np.arange(24) % 3, 80.0, -80.0).astype(np.float32))
@@ -201,12 +201,19 @@ def hyper(stagger: bool, first: bool, extreme: bool = False) -> Case:
     inputs = d.rows(ROWS, 4, D), d.positive(ROWS, 4), d.rows(ROWS, D), d.positive(ROWS, 4), d.positive(ROWS, 4, 4) / 4
     if first:
         inputs = *inputs[:2], None, None, None
-    name = f"enter {'lagged' if stagger else 'own'}{' first' if first else ''}{' extreme' if extreme else ''}"
+    name = f"{'prompt ' if prompt else ''}enter {'lagged' if stagger else 'own'}{' first' if first else ''}{' extreme' if extreme else ''}"
     stock = lambda *streams: enter(mix, weight, mix.norm_eps, stagger, streams)
     # The streams and the row are bfloat16: a sum in another order moves a rounding now and then.
     limits = 1e-3, 1e-3, 1e-5, 1e-5, 1e-5
     close = frozenset({2, 3, 4}) | (frozenset() if stagger else frozenset({1}))
-    return Case(name, lambda b: Enter(b, mix, weight, mix.norm_eps, stagger), stock, inputs, limits, close=close)
+
+    def build(backend: Backend) -> Callable:
+        call = Enter(backend, mix, weight, mix.norm_eps, stagger)
+        if prompt:
+            call._many = lambda n: True
+        return call
+
+    return Case(name, build, stock, inputs, limits, close=close, only="cuda" if prompt else None)
 
 
 def mixes() -> Case:
@@ -406,6 +413,9 @@ def cases() -> tuple[Case, ...]:
         hyper(False, False),
         hyper(False, True),
         hyper(True, False, extreme=True),
+        hyper(True, False, prompt=True),
+        hyper(True, True, prompt=True),
+        hyper(False, False, prompt=True),
         mixes(),
         attention(8, 64, 32, 64, 128, None),
         attention(4, 512, 64, 32, 20, None),
@@ -444,7 +454,8 @@ def cases() -> tuple[Case, ...]:
         tensor_experts("mxfp8", 8, 32),
         tensor_experts("affine", 6, 32),
         tensor_experts("affine", 2, 64),
-        *(decoded(*f) for f in (("affine", 4, 64), ("affine", 3, 32), ("mxfp4", 4, 32), ("mxfp8", 8, 32))),
+        *(decoded(*f) for f in (("affine", 4, 64), ("affine", 2, 64), ("affine", 3, 32), ("affine", 5, 64), ("affine", 6, 128), ("affine", 8, 64))),
+        *(decoded(*f) for f in (("mxfp4", 4, 32), ("mxfp8", 8, 32))),
         *exl3_cases(),
         *step_cases(),
     )

@@ -37,7 +37,7 @@ def test_the_cases(architecture):
     assert bases >= {
         "matvec", "tensor_matvec", "tensor_plain", "tensor_tiles", "experts_up", "experts_down", "tensor_experts_up", "tensor_experts_down",
         "exl3_matvec", "exl3_tensor", "exl3_tensor_up",
-        "exl3_tensor_down", "hyper_spread", "hyper_finish",
+        "exl3_tensor_down", "hyper_spread", "hyper_finish", "tensor_spread",
         "attend_split", "attend_merge", "tensor_attend", "tensor_merge", "index_scores", "top_k", "route", "finish_rows", "decode_matrix",
         "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks", "scaled",
         "hadamard",

@@ -12,7 +12,7 @@ from dsv41chat.engine.kernels.glue import Scatter, Settle
 from dsv41chat.engine.kernels.hyper import Enter
 from dsv41chat.engine.kernels.tensor import TileProduct, tiles_of
 from dsv41chat.engine.nn import linear as nn
-from dsv41chat.engine.nn.hyper_connection import HyperConnection
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, enter
 from tests.engine.kernels.cases import ROWS, Draw, cases, distance, values
 from tests.engine.kernels.cases_exl3 import tensor_trellis, trellis
 from tests.engine.kernels.record import raw, record_of
@@ -58,6 +58,20 @@ def test_what_is_settled_has_the_bits_of_the_way_into_a_sublayer():
     mix = HyperConnection(d.normal(24, 4 * D, size=0.05), d.normal(24), mx.array([1.1, 0.9, 2.0]), 4, 1e-6, 1e-6)
     entered = Enter(Shim("cuda"), mix, d.positive(D), 1e-6, False)(h, None, y, post, comb)[0]
     assert bits([Settle(Shim("cuda"), D)(h, y, post, comb)]) == bits([entered])
+
+
+def test_the_way_into_a_sublayer_of_a_prompt():
+    """More rows than a group has: those of few, and of a call that ends elsewhere."""
+    d, D, n = Draw(43), 192, 90
+    mix = HyperConnection(d.normal(24, 4 * D, size=0.05), d.normal(24), mx.array([1.1, 0.9, 2.0]), 4, 1e-6, 1e-6)
+    args = d.rows(n, 4, D), d.positive(n, 4), d.rows(n, D), d.positive(n, 4), d.positive(n, 4, 4) / 3
+    weight = d.positive(D)
+    call = Enter(Shim("cuda"), mix, weight, 1e-6, True)
+    got = call(*args)
+    assert call.backend.launches == ["tensor_spread", "hyper_finish"]
+    want = enter(mix, weight, 1e-6, True, args)
+    assert all(distance(a, b) <= limit for a, b, limit in zip(got, want, (1e-3, 1e-3, 1e-5, 1e-5, 1e-5)))
+    assert bits(call(*(a[:77] for a in args)), 77) == bits(got, 77) and bits(call(*(a[40:60] for a in args)), 20) == bits([a[40:60] for a in got], 20)
 
 
 @needs_compiler
