@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsv41chat.engine.kernels import attend, choose, dialect, exl3, experts, finish, glue, hyper, matrix, tensor, text_exl3_experts
+from dsv41chat.engine.kernels import attend, choose, dialect, exl3, experts, finish, glue, hyper, matrix, tensor, text_exl3_experts, tiles
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.shim import Shim, needs_compiler
 
@@ -96,8 +96,25 @@ FAULTS = {
     "a row that takes another's slot": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "(m * S + j) * I", "(m * S + (j ? j - 1 : 0)) * I"),
     "an expert of one row alone": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "(u8)(slot + 1)", "(u8)(g == owner ? slot + 1 : 0)"),
     "the stream of the expert before": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "if (filled <= experts) begin();", ""),
-    "a row of another tile": ("tensor experts affine 4", tensor, "TENSOR_TILES", "tok[first + mine]", "tok[mine]"),
-    "pairs in another order": ("tensor experts mxfp8 8", tensor, "TENSOR_TILES", "pack2(v[i], v[i + 4])", "pack2(v[i + 4], v[i])"),
+    "a row of another tile": ("tensor experts affine 4", tiles, "TENSOR_TILES", "(u32)tiles[gy * 4 + 1]", "(u32)tiles[gy * 4 + 1] / 2"),
+    "pairs in another order": ("tensor experts mxfp8 8", tiles, "TENSOR_TILES", "pair(v[i], v[i + 4])", "pair(v[i + 4], v[i])"),
+    "the row of another pick": ("tensor experts affine 4", tiles, "TENSOR_TILES", "(u32)order[r] / (P ? P : 1)", "(u32)order[r] % (P ? P : 1)"),
+    "the weight of another pick": ("tensor experts affine 4", tiles, "TENSOR_TILES", "wt[order[first + r]]", "wt[first + r]"),
+    "up rows of the gate": ("tensor experts affine 8", tiles, "TENSOR_TILES", "(const void*)(shared ? v2 : w2) : wa", "wa : wa"),
+    "scales of the routed gate for the shared one": ("tensor experts affine 6", tiles, "TENSOR_TILES", "sa = shared ? vs : sc", "sa = sc"),
+    "sums that change places": ("tensor experts affine 4", tiles, "TENSOR_TILES", "pair(got, keep)", "pair(keep, got)"),
+    "up that is not clamped": ("tensor experts affine 4", tiles, "TENSOR_TILES", "b = MN(MX(b, -limit), limit);", ""),
+    "the scale of the step before": ("tensor experts affine 4", tiles, "TENSOR_TILES", "* (K / GS) + k / GS", "* (K / GS)"),
+    "half of the rows of a tile": ("tensor experts affine 4", tiles, "TENSOR_TILES", "n * 8 < count", "n * 16 < count - 4"),
+    "a pick that goes to another row": ("tensor experts affine 4", tiles, "TILE_ORDER", "back[i] = (int)to;", "back[i] = (int)(to ? to - 1 : to);"),
+    "a pick of a neighbour": ("tensor experts affine 2", tiles, "TILE_ORDER", "order[to] = (int)i;", "order[to] = (int)(i ^ 1u);"),
+    "a pick that is not summed": ("tensor experts affine 4", tiles, "JOIN_PICKS", "int j = 0; j <= P; j++) {", "int j = 1; j <= P; j++) {"),
+    "the first shared row for all": ("tensor experts affine 4 beside another", tiles, "JOIN_PICKS", "(u64)gy * D + d : (", "d : ("),
+    "the table's row of another position": ("prompt rows 192 to 32 and 4", tiles, "TENSOR_ROWS", "% (AR ? AR : 1)", "% (AR ? 1 : 1)"),
+    "inputs of a step too few": ("prompt rows 128 to 1056", tiles, "TENSOR_ROWS", "it < K / 64; it++", "it < K / 64 - 1; it++"),
+    "the first matrix twice": ("prompt rows 192 to 32 and 0", tiles, "TENSOR_ROWS", "N2 ? (const void*)w2 : wa", "wa"),
+    "a split that is not joined": ("prompt rows 640 to 40", tiles, "TENSOR_NARROW", "j < KS; j++", "j < KS - 1; j++"),
+    "outputs of the other half": ("prompt rows 640 to 40", tiles, "TENSOR_NARROW", "m * 16 + (i >> 1) * 8", "(m ^ 1) * 16 + (i >> 1) * 8"),
     "a scale of the group before in a matrix": ("decoded affine 4 g64", tensor, "DECODE_MATRIX", "/ (GS / 8)", "/ (GS / 4)"),
     "codes that lie across two words": ("decoded affine 5 g64", tensor, "DECODE_MATRIX", "| (high << (32 - from))", ""),
     "a byte too early": ("decoded affine 3 g32", tensor, "DECODE_MATRIX", "(u32)(byte & 3u) * 8", "(u32)(byte & 2u) * 8"),
