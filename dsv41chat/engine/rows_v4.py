@@ -43,7 +43,6 @@ class RowsV4(Rows):
         self._places: dict[int, mx.array] = {}
         self._made: dict[tuple, Any] = {}
         self._groups: dict[tuple[int, bool, int], list[GroupBlock]] = {}
-        self._entry_tables: dict[tuple, tuple[mx.array, mx.array]] = {}
 
     def once(self, key: tuple, make: Callable[[], Any]) -> Any:
         """What `make` gives, made by the first layer that asks."""
@@ -54,7 +53,7 @@ class RowsV4(Rows):
     def places(self, ratio: int) -> mx.array:
         """int32 [n]: the place of each row in its group of `ratio` tokens."""
         if ratio not in self._places:
-            self._places[ratio] = self.array((self.positions % ratio).astype(np.int32))
+            self._places[ratio] = self.counted(self.start, lambda count: count % ratio)
         return self._places[ratio]
 
     def group_blocks(self, layer: LayerPlan, capacity: int) -> list[GroupBlock]:
@@ -72,13 +71,6 @@ class RowsV4(Rows):
             lead = 1 if layer.overlap and first > 0 else 0
             read = slots(np.arange((first - lead) * layer.ratio, last * layer.ratio))
         return GroupBlock(part, self.ring_slots(self.positions[part], capacity), first, last, read)
-
-    def entry_table(self, layer: LayerPlan, first: int, last: int) -> tuple[mx.array, mx.array]:
-        """Rope table of entries [first, last) of a layer."""
-        key = layer.rope, layer.ratio, first, last
-        if key not in self._entry_tables:
-            self._entry_tables[key] = super().entry_table(layer, first, last)
-        return self._entry_tables[key]
 
     def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:
         """(rows, entry slots) of attention tiles inside `part`: all rows of a tile have key lists of one width.

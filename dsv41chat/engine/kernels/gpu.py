@@ -50,7 +50,7 @@ from dsv41chat.engine.kernels.recorder import Gathered, Recorder
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare, input_dtype, sites, values
 from dsv41chat.engine.kernels.tensor import DecodedProduct, pair_product, product
-from dsv41chat.engine.kernels.tiles import RowsProduct, TileExperts
+from dsv41chat.engine.kernels.tiles import GroupsProduct, RowsProduct, TileExperts
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
@@ -188,8 +188,16 @@ def _matrix(backend: Backend, site: Site) -> Callable:
         return _few(_half(product(backend, site.stock), Matvec(backend, site.stock)), site.stock)
     few, many = Matvec(backend, site.stock), site.stock
     if backend.dialect == "cuda":
-        few, many = _half(product(backend, site.stock), few), _half(DecodedProduct(backend, site.stock), many)
+        few, many = _half(product(backend, site.stock), few), _half(_wide(backend, site.stock), many)
     return _few(few, many)
+
+
+def _wide(backend: Backend, module: Any) -> Callable:
+    """A packed matrix for many bfloat16 rows on CUDA."""
+    try:
+        return GroupsProduct(backend, module)
+    except Declined:
+        return DecodedProduct(backend, module)
 
 
 def _half(call: Callable, other: Callable) -> Callable:
@@ -402,7 +410,8 @@ def _begin(backend: Backend, site: Site) -> Callable:
     if trunk.config.family != "v41":
         return embed
     first = [mx.array([[1.0] + [0.0] * (streams - 1)] * n) for n in range(1, MOST_ROWS + 1)]
-    return _few(lambda ids: (embed(ids), first[ids.shape[0] - 1]), site.stock)
+    many = lambda ids: (embed(ids), mx.contiguous(mx.broadcast_to(first[0], (ids.shape[0], streams))))
+    return _few(lambda ids: (embed(ids), first[ids.shape[0] - 1]), many)
 
 
 def _settle(backend: Backend, site: Site) -> Callable:

@@ -112,10 +112,21 @@ template <int MODE, int BITS, int SF> struct codes16 {
 #endif
   }
 };
+// `count` rows of M * 16 sums each as bf16, `stride` apart. A lane writes one row of the two that it has sums of, and its neighbour's sums of it.
+template <int NT, int M> FN void write_sums(u16* O, const float (*acc)[NT][4], int count, u32 stride, u32 g, u32 t) {
+  UNROLL for (int n = 0; n < NT; n++) {
+    const int mine = n * 8 + 2 * t + (g & 1u);
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int h = 0; h < 2; h++) {
+      const float keep = g & 1u ? acc[m][n][2 * h + 1] : acc[m][n][2 * h];
+      const float got = SHXOR((g & 1u ? acc[m][n][2 * h] : acc[m][n][2 * h + 1]), 4);
+      if (mine < count) *(u32*)(O + (u64)mine * stride + m * 16 + h * 8) = g & 1u ? pair(got, keep) : pair(keep, got);
+    }
+  }
+}
 """
 )
 
-# The sums of a group: 16 rows of wa and 16 of wb from rows ra and rb on (of lane group g) by 8 * NT rows of x, of which row i lies at
+# The sums of a SIMD group: 16 rows of wa from row ra on and 16 of wb from rb on, by 8 * NT rows of x, of which row i begins at element
 # place(i) and `count` are there. W SIMD groups stage the rows together. -> acc[2][NT][4]. Absent rows repeat one that is there.
 _SUMS = r"""
   constexpr int EACH = NT / W;
@@ -127,7 +138,7 @@ _SUMS = r"""
   wide16 next[EACH];
   UNROLL for (int j = 0; j < EACH; j++) {
     const int i = (int)(tid >> 2) + j * W * 8;
-    X[j] = (const u16*)x + (u64)place(i < count ? i : 0) * K + (tid & 3u) * 16;
+    X[j] = (const u16*)x + place(i < count ? i : 0) + (tid & 3u) * 16;
     next[j].load(X[j], true);
   }
   codes16<MODE, BITS, SF> c[2][2];
@@ -197,7 +208,7 @@ TENSOR_TILES = Kernel(
     if (count <= 0) return;
   }
   if (count > 8 * NT) count = 8 * NT;
-  auto place = [&](int i) { const u32 r = first + (u32)i; return !UP ? r : shared ? r - R : (u32)order[r] / (P ? P : 1); };
+  auto place = [&](int i) { const u32 r = first + (u32)i; return (u64)(!UP ? r : shared ? r - R : (u32)order[r] / (P ? P : 1)) * K; };
   const void* wa = shared ? v : w;
   const void* sa = shared ? vs : sc;
   const void* ba = shared ? vb : bi;
@@ -211,10 +222,8 @@ TENSOR_TILES = Kernel(
     + r"""
   u16* O = (u16*)out + (u64)first * N + column + (g & 6u);
   const float limit = asf((u32)LIMIT);
-  UNROLL for (int n = 0; n < NT; n++) {
-    // This lane writes one row of the two that it has sums of, and the other's sums of it.
-    const int mine = n * 8 + 2 * t + (g & 1u);
-    if (UP) {
+  if (UP) {
+    UNROLL for (int n = 0; n < NT; n++) {
       float weight[2] = {1.0f, 1.0f};
       UNROLL for (int i = 0; i < 2; i++) {
         const int r = n * 8 + 2 * t + i;
@@ -226,12 +235,29 @@ TENSOR_TILES = Kernel(
         acc[0][n][i] = a * sigm(a) * b * weight[i & 1];
       }
     }
-    UNROLL for (int m = 0; m < (UP ? 1 : 2); m++) UNROLL for (int h = 0; h < 2; h++) {
-      const float keep = g & 1u ? acc[m][n][2 * h + 1] : acc[m][n][2 * h];
-      const float got = SHXOR((g & 1u ? acc[m][n][2 * h] : acc[m][n][2 * h + 1]), 4);
-      if (mine < count) *(u32*)(O + (u64)mine * N + m * 16 + h * 8) = g & 1u ? pair(got, keep) : pair(keep, got);
-    }
   }
+  write_sums<NT, UP ? 1 : 2>(O, acc, count, N, g, t);
+""",
+    _RUNS,
+    only="cuda",
+)
+
+# Block-diagonal matrices: x [rows, G * K] bf16, rows = dims[0], w [G, N, K] -> out bf16 [rows, G * N]. Groups (N / (32 * W),
+# ceil(rows / (8 * NT)), G) of 32 * W threads.
+TENSOR_GROUPS = Kernel(
+    "tensor_groups",
+    ("x", "w", "sc", "bi", "dims"),
+    ("out",),
+    r"""
+  const u32 first = gy * (8 * NT), column = (gx * W + sg) * 32;
+  const int count = (int)UMN((u32)dims[0] - first, 8 * NT);
+  auto place = [&](int i) { return (u64)(first + (u32)i) * (G * K) + gz * K; };
+  const void* wa = w; const void* sa = sc; const void* ba = bi; const void* wb = w; const void* sb = sc; const void* bb = bi;
+  const u64 ra = (u64)gz * N + column, rb = ra + 16;
+"""
+    + _SUMS
+    + r"""
+  write_sums<NT, 2>((u16*)out + (u64)first * (G * N) + gz * N + column + (g & 6u), acc, count, G * N, g, t);
 """,
     _RUNS,
     only="cuda",
@@ -274,7 +300,7 @@ TENSOR_ROWS = Kernel(
   constexpr int MODE = 3, BITS = 16, SF = 0, GS = 16;
   const u32 first = gy * (8 * NT), column = (gx * W + sg) * (N2 ? 16 : 32);
   const int count = (int)UMN((u32)dims[0] - first, 8 * NT);
-  auto place = [&](int i) { return first + (u32)i; };
+  auto place = [&](int i) { return (u64)(first + (u32)i) * K; };
   const void* wa = w;
   const void* wb = N2 ? (const void*)w2 : wa;
   const void* sa = w; const void* ba = w; const void* sb = w; const void* bb = w;

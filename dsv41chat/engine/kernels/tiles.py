@@ -11,7 +11,7 @@ from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import Stored, stored
 from dsv41chat.engine.kernels.routes import Declined
-from dsv41chat.engine.kernels.text_tiles import JOIN_PICKS, TENSOR_NARROW, TENSOR_ROWS, TENSOR_TILES, TILE_ORDER
+from dsv41chat.engine.kernels.text_tiles import JOIN_PICKS, TENSOR_GROUPS, TENSOR_NARROW, TENSOR_ROWS, TENSOR_TILES, TILE_ORDER
 
 _BITS = (2, 4, 6, 8)
 # Groups of wide tiles that are enough for a device.
@@ -141,6 +141,27 @@ def tile_order(backend: Backend, ids: mx.array, experts: int, rows: int) -> list
     constants = {"P": picks, "E": experts, "ROWS": rows, "NTH": _ORDER_THREADS}
     outputs = [((n * picks,), mx.int32), ((n, picks), mx.int32), ((n * picks // rows + experts, 4), mx.int32)]
     return backend.run(TILE_ORDER, [ids, number(n)], constants, (experts, 1, 1), _ORDER_THREADS, outputs)
+
+
+class GroupsProduct:
+    """y = x @ matrix.T for many rows and a block-diagonal matrix [groups, out, in]: x [n, groups * in] bfloat16 -> [n, groups * out]. Neither rows
+    nor results change places, and no decoded matrix is kept. A row's bits do not depend on the others."""
+
+    def __init__(self, backend: Backend, module: Any):
+        """Raises Declined."""
+        self.backend, self.matrix = backend, tiled(module, 64)
+        weight = self.matrix.arrays[0]
+        if weight.ndim != 3:
+            raise Declined("one matrix is decoded for the call")
+        self.groups = weight.shape[0]
+        self.constants = {"K": self.matrix.inputs, "N": self.matrix.outputs, "G": self.groups, **self.matrix.form.constants()}
+
+    def __call__(self, x: mx.array) -> mx.array:
+        n, m = x.shape[0], self.matrix
+        columns = _columns(n, m.outputs * self.groups, 32)
+        simds = _simds(m.outputs, 32, columns)
+        grid, outputs = (m.outputs // (32 * simds), -(-n // (8 * columns)), self.groups), [((n, m.outputs * self.groups), mx.bfloat16)]
+        return self.backend.run(TENSOR_GROUPS, [x, *m.arrays, number(n)], {**self.constants, "NT": columns, "W": simds}, grid, 32 * simds, outputs)[0]
 
 
 class RowsProduct:

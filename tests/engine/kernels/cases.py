@@ -361,6 +361,15 @@ def tensor_experts(mode: str, bits: int, group: int, shared: tuple[str, int, int
     return Case(name, build, stock, inputs, (5e-3,), close=frozenset({0}), only="cuda")
 
 
+def prompt_groups(mode: str, bits: int, group: int) -> Case:
+    d, G, K, N = Draw(27), 3, 192, 64
+    module = nn.QuantizedGroupedLinear(d.packed((G, N, K), mode, bits, group))
+    w = values(module)
+    stock = lambda x: mx.concatenate([x.astype(F32)[:, K * g : K * (g + 1)] @ w[g].T for g in range(G)], axis=1)
+    name = f"prompt groups {mode} {bits}"
+    return Case(name, lambda b: tiles.GroupsProduct(b, module), stock, (d.rows(ROWS, G * K),), (4e-3,), close=frozenset({0}), only="cuda")
+
+
 def prompt_rows(inputs: int, outputs: int, table_rows: int | None = None) -> Case:
     """Plain matrices of a prompt with float32 results; table_rows: two of them, 0 without a table."""
     d = Draw(26)
@@ -483,6 +492,8 @@ def cases() -> tuple[Case, ...]:
         tensor_experts("affine", 8, 32),
         tensor_experts("affine", 4, 64, plain=True),
         tensor_experts("mxfp4", 4, 32, ("mxfp8", 8, 32)),
+        prompt_groups("affine", 4, 64),
+        prompt_groups("mxfp8", 8, 32),
         prompt_rows(640, 40),
         prompt_rows(128, 1056),
         prompt_rows(192, 32, 4),

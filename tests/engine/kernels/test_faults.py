@@ -110,6 +110,8 @@ FAULTS = {
     "a pick of a neighbour": ("tensor experts affine 2", tiles, "TILE_ORDER", "order[to] = (int)i;", "order[to] = (int)(i ^ 1u);"),
     "a pick that is not summed": ("tensor experts affine 4", tiles, "JOIN_PICKS", "int j = 0; j <= P; j++) {", "int j = 1; j <= P; j++) {"),
     "the first shared row for all": ("tensor experts affine 4 beside another", tiles, "JOIN_PICKS", "(u64)gy * D + d : (", "d : ("),
+    "the inputs of a prompt's first group": ("prompt groups affine 4", tiles, "TENSOR_GROUPS", "(G * K) + gz * K", "(G * K)"),
+    "the outputs of a prompt's first group": ("prompt groups mxfp8 8", tiles, "TENSOR_GROUPS", "(G * N) + gz * N + column", "(G * N) + column"),
     "the table's row of another position": ("prompt rows 192 to 32 and 4", tiles, "TENSOR_ROWS", "% (AR ? AR : 1)", "% (AR ? 1 : 1)"),
     "inputs of a step too few": ("prompt rows 128 to 1056", tiles, "TENSOR_ROWS", "it < K / 64; it++", "it < K / 64 - 1; it++"),
     "the first matrix twice": ("prompt rows 192 to 32 and 0", tiles, "TENSOR_ROWS", "N2 ? (const void*)w2 : wa", "wa"),

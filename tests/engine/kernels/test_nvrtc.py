@@ -35,7 +35,7 @@ def test_the_cases(architecture):
     Scatter(backend).into(mx.zeros((8, 64)), mx.zeros((8,), mx.int32), mx.zeros((16, 64)))
     bases = {kernel.base for kernel, *_ in backend.programs}
     assert bases >= {
-        "matvec", "tensor_matvec", "tensor_plain", "tensor_tiles", "tile_order", "join_picks", "tensor_rows", "tensor_narrow",
+        "matvec", "tensor_matvec", "tensor_plain", "tensor_tiles", "tile_order", "join_picks", "tensor_rows", "tensor_narrow", "tensor_groups",
         "experts_up", "experts_down", "tensor_experts_up", "tensor_experts_down",
         "exl3_matvec", "exl3_tensor", "exl3_tensor_up",
         "exl3_tensor_down", "hyper_spread", "hyper_finish", "tensor_spread",
