@@ -60,7 +60,7 @@ _RUNS = (
 template <int MODE, int BITS, int SF> struct codes16 {
   static constexpr int N = BITS / 2;  // the places below are within it where they are used
   u32 a[N], s, z;
-  FN void load(const void* w, const void* sc, const void* bi, u64 run, u64 scale) {
+  FN void load(const void* w, const void* sc, const void* bi, u32 run, u32 scale) {
     const u32* p = (const u32*)w + run * N;
     if (BITS % 8 == 0) {
       UNROLL for (int i = 0; i < N; i += 4) {
@@ -91,11 +91,13 @@ template <int MODE, int BITS, int SF> struct codes16 {
         A[8 + i * 2] = affine_pair(nib(a[1 % N], 4 * i), s, z);
       }
     } else {
-      float f = 1.0f, b = 0.0f, v[16];
+      float f = 1.0f, b = 0.0f;
       if (MODE == 0) { f = factor(s); b = FMA(-(float)(1u << (BITS & 31)), f, factor(z)); }
       else f = asf(UMX(s, 1u) << 23) * (MODE == 1 ? 0.5f : 1.0f);
-      UNROLL for (int i = 0; i < 16; i++) v[i] = FMA((code<MODE, BITS>(a, i)), f, b);
-      UNROLL for (int i = 0; i < 4; i++) { A[i * 2] = pair(v[i], v[i + 4]); A[8 + i * 2] = pair(v[8 + i], v[12 + i]); }
+      UNROLL for (int i = 0; i < 8; i++) {
+        const int p = i < 4 ? i : i + 4;
+        A[i * 2] = pair(FMA((code<MODE, BITS>(a, p)), f, b), FMA((code<MODE, BITS>(a, p + 4)), f, b));
+      }
     }
   }
   static FN float factor(u32 v) { return SF == 1 ? asf(v) : SF == 2 ? h2f(v) : bf2f(v); }
@@ -112,6 +114,11 @@ template <int MODE, int BITS, int SF> struct codes16 {
 #endif
   }
 };
+// Where row `row` of a matrix begins, and its scales or biases. Rows of one matrix are counted from there with 32 bits.
+template <int K, int BITS> FN const void* row_at(const void* w, u64 row) { return (const u32*)w + row * (K / 32 * BITS); }
+template <int K, int MODE, int GS, int SF> FN const void* side_at(const void* s, u64 row) {
+  return (const u8*)s + row * (K / GS * (MODE ? 1 : SF == 1 ? 4 : 2));
+}
 // `count` rows of M * 16 sums each as bf16, `stride` apart. A lane writes one row of the two that it has sums of, and its neighbour's sums of it.
 template <int NT, int M> FN void write_sums(u16* O, const float (*acc)[NT][4], int count, u32 stride, u32 g, u32 t) {
   UNROLL for (int n = 0; n < NT; n++) {
@@ -209,14 +216,13 @@ TENSOR_TILES = Kernel(
   }
   if (count > 8 * NT) count = 8 * NT;
   auto place = [&](int i) { const u32 r = first + (u32)i; return (u64)(!UP ? r : shared ? r - R : (u32)order[r] / (P ? P : 1)) * K; };
-  const void* wa = shared ? v : w;
-  const void* sa = shared ? vs : sc;
-  const void* ba = shared ? vb : bi;
-  const void* wb = UP ? (const void*)(shared ? v2 : w2) : wa;
-  const void* sb = UP ? (const void*)(shared ? vs2 : sc2) : sa;
-  const void* bb = UP ? (const void*)(shared ? vb2 : bi2) : ba;
-  const u32 column = (gx * W + sg) * (UP ? 16 : 32);
-  const u64 ra = base + column, rb = UP ? ra : ra + 16;
+  const void* wa = row_at<K, BITS>(shared ? v : w, base);
+  const void* sa = side_at<K, MODE, GS, SF>(shared ? vs : sc, base);
+  const void* ba = side_at<K, MODE, GS, SF>(shared ? vb : bi, base);
+  const void* wb = UP ? row_at<K, BITS>(shared ? v2 : w2, base) : wa;
+  const void* sb = UP ? side_at<K, MODE, GS, SF>(shared ? vs2 : sc2, base) : sa;
+  const void* bb = UP ? side_at<K, MODE, GS, SF>(shared ? vb2 : bi2, base) : ba;
+  const u32 column = (gx * W + sg) * (UP ? 16 : 32), ra = column, rb = UP ? ra : ra + 16;
 """
     + _SUMS
     + r"""
@@ -252,8 +258,11 @@ TENSOR_GROUPS = Kernel(
   const u32 first = gy * (8 * NT), column = (gx * W + sg) * 32;
   const int count = (int)UMN((u32)dims[0] - first, 8 * NT);
   auto place = [&](int i) { return (u64)(first + (u32)i) * (G * K) + gz * K; };
-  const void* wa = w; const void* sa = sc; const void* ba = bi; const void* wb = w; const void* sb = sc; const void* bb = bi;
-  const u64 ra = (u64)gz * N + column, rb = ra + 16;
+  const void* wa = row_at<K, BITS>(w, gz * N);
+  const void* sa = side_at<K, MODE, GS, SF>(sc, gz * N);
+  const void* ba = side_at<K, MODE, GS, SF>(bi, gz * N);
+  const void* wb = wa; const void* sb = sa; const void* bb = ba;
+  const u32 ra = column, rb = ra + 16;
 """
     + _SUMS
     + r"""
@@ -304,7 +313,7 @@ TENSOR_ROWS = Kernel(
   const void* wa = w;
   const void* wb = N2 ? (const void*)w2 : wa;
   const void* sa = w; const void* ba = w; const void* sb = w; const void* bb = w;
-  const u64 ra = column, rb = N2 ? ra : ra + 16;
+  const u32 ra = column, rb = N2 ? ra : ra + 16;
 """
     + _SUMS
     + r"""
