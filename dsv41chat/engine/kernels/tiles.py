@@ -33,6 +33,11 @@ def tiled(module: Any, outputs: int) -> Stored:
     return m
 
 
+def _what(m: Stored) -> tuple:
+    """What matrices of one launch have in common."""
+    return m.form, m.inputs, m.outputs
+
+
 def _simds(outputs: int, each: int, columns: int) -> int:
     """SIMD groups of a tile of which each has `each` outputs."""
     return next(w for w in (8, 4, 2, 1) if w <= max(columns // 2, 4) and outputs % (w * each) == 0)
@@ -48,7 +53,7 @@ class TileMatrices:
         first = routed[0]
         self.backend, self.up, self.outputs, self.shared = backend, len(routed) == 2, first.outputs, shared is not None
         both = [*routed, *(routed if shared is None else shared)]
-        if any((m.form, m.inputs, m.outputs) != (first.form, first.inputs, first.outputs) for m in both):
+        if any(_what(m) != _what(first) for m in both):
             raise Declined("matrices of one launch of tiles are stored alike")
         self.arrays = [a for pair in (both[: len(routed)], both[len(routed) :]) for m in (pair[0], pair[-1]) for a in m.arrays]
         self.constants = {"K": first.inputs, "N": first.outputs, **first.form.constants(), "P": picks, "E": experts, "UP": int(self.up)}
@@ -77,7 +82,7 @@ class TileExperts:
         self.backend, self.limit, self.other = backend, limit, other
         self.up, self.down = [tiled(m, 64) for m in up], tiled(down, 64)
         self.experts, self.width = self.up[0].arrays[0].shape[0], self.down.outputs
-        if self.up[0].form != self.up[1].form:
+        if _what(self.up[0]) != _what(self.up[1]):
             raise Declined("gate and up of an expert are stored in different forms")
         try:
             self.shared = [tiled(m, 64) for m in shared_up], tiled(shared_down, 64)
@@ -101,8 +106,7 @@ class TileExperts:
         return up, TileMatrices(backend, [self.down], None if shared is None else [shared[1]], picks, experts, limit), shared is not None
 
     def _alike(self) -> bool:
-        what = lambda m: (m.form, m.inputs, m.outputs)
-        return self.shared is not None and {what(m) for m in self.up} == {what(m) for m in self.shared[0]} and what(self.down) == what(self.shared[1])
+        return self.shared is not None and [*map(_what, (*self.up, self.down))] == [*map(_what, (*self.shared[0], self.shared[1]))]
 
     def __call__(self, x: mx.array, ids: mx.array, weight: mx.array) -> mx.array:
         n, picks = ids.shape
