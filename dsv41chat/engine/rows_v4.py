@@ -57,7 +57,6 @@ class RowsV4(Rows):
         self._made: dict[tuple, Any] = {}
         self._groups: dict[tuple[int, bool, int], list[GroupBlock]] = {}
         self._runs: dict[tuple[int, bool, int], GroupRun] = {}
-        self._entry_tables: dict[tuple, tuple[mx.array, mx.array]] = {}
 
     def once(self, key: tuple, make: Callable[[], Any]) -> Any:
         """What `make` gives, made by the first layer that asks."""
@@ -68,7 +67,7 @@ class RowsV4(Rows):
     def places(self, ratio: int) -> mx.array:
         """int32 [n]: the place of each row in its group of `ratio` tokens."""
         if ratio not in self._places:
-            self._places[ratio] = self.array((self.positions % ratio).astype(np.int32))
+            self._places[ratio] = self.counted(self.start, lambda count: count % ratio)
         return self._places[ratio]
 
     def group_blocks(self, layer: LayerPlan, capacity: int) -> list[GroupBlock]:
@@ -98,13 +97,6 @@ class RowsV4(Rows):
             write = self.ring_slots(self.positions[kept], capacity)
             self._runs[key] = GroupRun(kept, write, first, last, self.array(before) if len(before) else None, last * layer.ratio - begin)
         return self._runs[key]
-
-    def entry_table(self, layer: LayerPlan, first: int, last: int) -> tuple[mx.array, mx.array]:
-        """Rope table of entries [first, last) of a layer."""
-        key = layer.rope, layer.ratio, first, last
-        if key not in self._entry_tables:
-            self._entry_tables[key] = super().entry_table(layer, first, last)
-        return self._entry_tables[key]
 
     def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:
         """(rows, entry slots) of attention tiles inside `part`: all rows of a tile have key lists of one width.
