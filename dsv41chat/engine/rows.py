@@ -156,8 +156,8 @@ class Rows:
 
     @cached_property
     def run(self) -> tuple[Any, slice, Any, Any, Any]:
-        """(ring slots [W - 1] of the rows before this call, as `ring_slots`, the rows of it that a ring keeps, their write slots, window slots int32 [n, W]
-        into those rows before with all rows of the call behind them, present [n, W]) for a call that does not fit a ring."""
+        """(ring slots [W - 1] of the rows before this call, as `ring_slots`, the rows of it that a ring keeps, their write slots, window slots
+        int32 [n, W] into those rows before with all rows of the call behind them, present [n, W]) for a call that does not fit a ring."""
         before = np.maximum(self.start + np.arange(1 - self.window, 0), 0)
         kept = slice(max(0, self.n - self.ring), self.n)
         window = (np if self.host else mx).arange(self.window, dtype=np.int32 if self.host else mx.int32)
