@@ -113,10 +113,11 @@ class Rows:
 
     @cached_property
     def run(self) -> tuple[Any, slice, Any, Any, Any]:
-        """(ring slots int32 [W - 1] of the rows before this call, the rows of it that a ring keeps, their write slots, window slots int32 [n, W]
-        into those rows before with all rows of the call behind them, present [n, W]) for a call that does not fit a ring."""
-        before = np.maximum(self.start + np.arange(1 - self.window, 0), 0) % self.ring
+        """(ring slots int32 [at most W - 1] of the rows that it sees before it, None without any; its rows that a ring keeps; their write
+        slots; window slots int32 [n, W] into those rows before with all of its own behind them; present [n, W]) for a call that does not
+        fit a ring."""
+        before = np.arange(max(0, self.start + 1 - self.window), self.start, dtype=np.int32) % self.ring
         kept = slice(max(0, self.n - self.ring), self.n)
-        slots = np.arange(self.n, dtype=np.int32)[:, None] + np.arange(self.window, dtype=np.int32)
-        present = self.start + slots >= self.window - 1
-        return self.array(before.astype(np.int32)), kept, self.ring_slots(self.positions[kept], self.ring), self.array(slots), self.array(present)
+        slots = np.arange(self.n, dtype=np.int32)[:, None] + np.arange(len(before) + 1 - self.window, len(before) + 1, dtype=np.int32)
+        window = self.array(np.maximum(slots, 0)), self.array(slots >= 0)
+        return self.array(before) if len(before) else None, kept, self.ring_slots(self.positions[kept], self.ring), *window
