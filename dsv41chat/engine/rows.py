@@ -156,11 +156,13 @@ class Rows:
 
     @cached_property
     def run(self) -> tuple[Any, slice, Any, Any, Any]:
-        """(ring slots [W - 1] of the rows before this call, as `ring_slots`, the rows of it that a ring keeps, their write slots, window slots
-        int32 [n, W] into those rows before with all rows of the call behind them, present [n, W]) for a call that does not fit a ring."""
-        before = np.maximum(self.start + np.arange(1 - self.window, 0), 0)
+        """(ring slots [at most W - 1] of the rows that it sees before it, as `ring_slots`, None without any; its rows that a ring keeps; their
+        write slots; window slots int32 [n, W] into those rows before with all of its own behind them; present [n, W]) for a call that does
+        not fit a ring."""
+        before = np.arange(max(0, self.start + 1 - self.window), self.start)
         kept = slice(max(0, self.n - self.ring), self.n)
-        window = (np if self.host else mx).arange(self.window, dtype=np.int32 if self.host else mx.int32)
+        module = np if self.host else mx
+        window = module.arange(len(before) + 1 - self.window, len(before) + 1, dtype=module.int32)
         slots = self.counted(0, lambda count: count)[:, None] + window
-        present = slots >= self.window - 1 - self.start
-        return self.ring_slots(before, self.ring), kept, self.ring_slots(self.positions[kept], self.ring), slots, present
+        found = self.ring_slots(before, self.ring) if len(before) else None
+        return found, kept, self.ring_slots(self.positions[kept], self.ring), module.maximum(slots, 0), slots >= 0

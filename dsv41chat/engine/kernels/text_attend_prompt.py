@@ -169,7 +169,8 @@ TENSOR_PROMPT = Kernel(
         {
           const uint4* here = keys + stage * 128 + (lane & 15u) * 8;
           u32 w[MT][4];
-          UNROLL for (int i = 0; i < 4 * MT; i++) w[i >> 2][i & 3] = weights[((i >> 2) * 16 + (i & 1) * 8 + g) * PT + t + (i >> 1 & 1) * 4];
+          UNROLL for (int m = 0; m < MT; m++)
+            UNROLL for (int i = 0; i < 4; i++) w[m][i] = weights[(m * 16 + (i & 1) * 8 + g) * PT + t + (i >> 1) * 4];
           UNROLL for (int j = 0; j < 8; j += 2) {
             u32 v[4];
             columns(v, here + ((j + (lane >> 4)) ^ (lane & 7u)));

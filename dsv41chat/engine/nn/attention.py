@@ -102,7 +102,7 @@ def windows(lane: Lane, rows: Rows, name: str, kv: mx.array) -> Iterator[tuple[s
             yield part, lane.buffers[name], slots, present
         return
     before, kept, write, slots, present = rows.run
-    latents = mx.concatenate([lane.buffers[name][before], kv])
+    latents = kv if before is None else mx.concatenate([lane.buffers[name][before], kv])
     lane.write(name, write, kv[kept])
     yield slice(0, rows.n), latents, slots, present
 
