@@ -29,7 +29,7 @@ from dsv41chat.cli_options import (
     turn_settings,
 )
 from dsv41chat.settings import ConfigError, Settings, load_settings, near
-from dsv41chat.ui.output import Out, OutputFailed, ReaderGone, Stderr, UsageError, require_stdout
+from dsv41chat.ui.output import READER_GONE, Out, OutputFailed, ReaderGone, Stderr, UsageError, require_stdout
 
 if TYPE_CHECKING:
     from dsv41chat.store import Conversation, Store
@@ -115,7 +115,7 @@ class _Chat:
         try:
             code = self._run()
         except ReaderGone:
-            code = 0
+            code = READER_GONE
         except KeyboardInterrupt:  # before the handlers were there
             code = self._report(Failed("interrupted", "Interrupted by SIGINT."), 130)
         except Exception as error:  # noqa: BLE001 - one sentence for the user, the traceback in the log

@@ -115,7 +115,9 @@ def _would_go(cache: PromptCache, args: Any) -> tuple[int, int]:
 def _pruned(context: Any, entries: int, freed: int, left: int) -> int:
     if context.args.json:
         context.json({"ok": True, "entries": entries, "freed": freed, "bytes": left, "dry_run": bool(context.args.dry_run)})
+    elif context.args.dry_run:
+        context.print(f"{entries:,} states would go, {size(freed)}; the folder holds {size(left)}")
     else:
-        verb = "would go" if context.args.dry_run else "removed"
-        context.print(f"{entries:,} states {verb}, {size(freed)}")
+        # The folder also gives up what crashes left behind and the log of the index: its bytes are not those of the states alone.
+        context.print(f"{entries:,} states removed; the folder holds {size(left)}" + (f", {size(freed)} less than before" if freed > 0 else ""))
     return 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from dsv41chat.config_file import init_config, set_config, split_name, toml, unset_config
+from dsv41chat.config_file import init_config, problems, set_config, split_name, toml, unset_config
 from dsv41chat.settings import KEYS, ConfigError, config_path, near
 
 
@@ -74,6 +75,7 @@ def _set(context: Any) -> int:
         context.json({"path": str(path), "key": context.args.key, "value": value})
         return 0
     context.stderr.notice(f"{context.args.key} = {toml(value)} in {path}")
+    _say_left(context, path)
     if KEYS.get(context.args.key) is not None and KEYS[context.args.key].inert:
         context.stderr.notice(f"{context.args.key} has no effect in this version.")
     return 0
@@ -97,4 +99,11 @@ def _unset(context: Any) -> int:
     else:
         now = f": {toml(KEYS[name].default)} counts again" if name in KEYS else ""
         context.stderr.notice(f"{name} {'is gone from' if was_there else 'was not in'} {path}{now if was_there else ''}")
+        _say_left(context, path)
     return 0
+
+
+def _say_left(context: Any, path: Path) -> None:
+    """What is still wrong in the file after a change."""
+    for text in problems(path):
+        context.stderr.notice(f"still wrong in it: {text}")

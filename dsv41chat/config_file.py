@@ -7,10 +7,11 @@ import os
 import re
 import tempfile
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsv41chat.settings import KEYS, SECTIONS, ConfigError, near, parse_text, read_config
+from dsv41chat.settings import KEYS, SECTIONS, ConfigError, near, parse_text, scan_config
 
 
 def template() -> str:
@@ -49,7 +50,7 @@ def init_config(path: Path) -> None:
 
 
 def set_config(path: Path, name: str, text: str) -> Any:
-    """Set one key in the file, from plain text; every other line stays. Returns the typed value. Raises ConfigError."""
+    """Set one key in the file, from plain text; every other line stays, wrong ones too. Returns the typed value. Raises ConfigError."""
     section, field = split_name(name)
     value: Any = text
     if section != "keys":
@@ -58,14 +59,11 @@ def set_config(path: Path, name: str, text: str) -> Any:
         except ValueError as error:
             raise ConfigError(f"{name} must be {error}, not {text!r}.", hint="dsv41chat config show") from None
     old = _read(path)
-    before, keymap, _ = read_config(old, path)
+    rest = _without(old, section, field)
     new = _replace(old, section, field, toml(value))
-    after, new_keymap = _reread(new, path, name)
-    if section == "keys":
-        kept = after == before and new_keymap == keymap | {field: value}
-    else:
-        kept = after == before | {name: after.get(name)} and name in after and new_keymap == keymap
-    if not kept or tomllib.loads(new).keys() < tomllib.loads(old).keys():
+    after = _reread(new, path, name)
+    own = after.keymap.get(field) if section == "keys" else after.values.get(name)
+    if own is None or after.less(name) != _scan(old if _parses(old) or not _parses(rest) else rest, path).less(name):
         raise _by_hand(path, name)
     write_private(path, new)
     return value
@@ -74,25 +72,30 @@ def set_config(path: Path, name: str, text: str) -> Any:
 def unset_config(path: Path, name: str) -> bool:
     """Take one key out of the file, so that its default counts again; every other line stays. Returns whether it was there.
 
-    Raises ConfigError.
+    A name that is no setting may go too, where the file has it. Raises ConfigError.
     """
-    section, field = split_name(name)
     old = _read(path)
-    before, keymap, _ = read_config(old, path)
-    lines = old.splitlines()
-    place = _assignment(lines, section, field)
-    if (field not in keymap) if section == "keys" else (name not in before):
+    section, _, field = name.partition(".")
+    new = _without(old, section, field) if field else old
+    if new == old:
+        split_name(name)
+        if _scan(old, path).has(name):
+            raise _by_hand(path, name)
         return False
-    if place is None:
-        raise _by_hand(path, name)
-    del lines[place[0] : place[1] + 1]
-    new = "".join(f"{line}\n" for line in lines)
-    after, new_keymap = _reread(new, path, name)
-    before.pop(name, None)
-    if after != before or new_keymap != {key: value for key, value in keymap.items() if section != "keys" or key != field}:
+    after = _reread(new, path, name)
+    # A line that is no TOML hides all others: then nothing can be compared, and taking it out is what makes the file one again.
+    if after.has(name) or (_parses(old) and after != _scan(old, path).less(name)):
         raise _by_hand(path, name)
     write_private(path, new)
     return True
+
+
+def problems(path: Path) -> list[str]:
+    """What is wrong in the file, in clauses that begin with the line; nothing where it cannot be read."""
+    try:
+        return [problem.text for problem in scan_config(_read(path), path)[2]]
+    except ConfigError:
+        return []
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -112,13 +115,44 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
 
 
-def _reread(text: str, path: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values and the user keys of a changed text."""
+@dataclass(frozen=True)
+class _Scan:
+    """What a text sets: values by key, user keys, and the names of what is wrong."""
+
+    values: dict[str, Any]
+    keymap: dict[str, str]
+    wrong: frozenset[str]
+
+    def has(self, name: str) -> bool:
+        section, _, field = name.partition(".")
+        return name in self.values or name in self.wrong or (section == "keys" and field in self.keymap)
+
+    def less(self, name: str) -> _Scan:
+        """The same without `name`."""
+        keymap = {key: value for key, value in self.keymap.items() if f"keys.{key}" != name}
+        return _Scan({key: value for key, value in self.values.items() if key != name}, keymap, self.wrong - {name})
+
+
+def _scan(text: str, path: Path) -> _Scan:
+    values, keymap, wrong = scan_config(text, path)
+    return _Scan(values, keymap, frozenset(problem.name for problem in wrong))
+
+
+def _reread(text: str, path: Path, name: str) -> _Scan:
+    """What a changed text sets."""
     try:
-        values, keymap, _ = read_config(text, path)
+        return _scan(text, path)
     except ConfigError as error:
         raise _by_hand(path, name) from error
-    return values, keymap
+
+
+def _without(text: str, section: str, field: str) -> str:
+    """The text without the lines that set one key; the text itself where it is not found."""
+    lines = text.splitlines()
+    if (place := _assignment(lines, section, field)) is None:
+        return text
+    del lines[place[0] : place[1] + 1]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _by_hand(path: Path, name: str) -> ConfigError:
@@ -132,13 +166,11 @@ def _assignment(lines: list[str], section: str, field: str) -> tuple[int, int] |
         header = re.match(r"\s*\[\s*([A-Za-z0-9_-]+)\s*\]", line)
         if header:
             current = header[1]
-        elif current == section or (not current and re.match(rf"\s*{section}\s*\.", line)):
-            name = re.escape(field) if current == section else rf"{section}\s*\.\s*{re.escape(field)}"
+        elif current == section or (not current and re.match(rf"\s*{re.escape(section)}\s*\.", line)):
+            name = re.escape(field) if current == section else rf"{re.escape(section)}\s*\.\s*{re.escape(field)}"
             if re.match(rf"""\s*["']?{name}["']?\s*=""", line):
-                last = i
-                while not _complete("\n".join(lines[i : last + 1])) and last + 1 < len(lines):
-                    last += 1
-                return i, last
+                # A value that never ends is wrong on its own line.
+                return i, next((last for last in range(i, len(lines)) if _parses("\n".join(lines[i : last + 1]))), i)
     return None
 
 
@@ -169,7 +201,7 @@ def _replace(text: str, section: str, field: str, source: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _complete(source: str) -> bool:
+def _parses(source: str) -> bool:
     try:
         tomllib.loads(source)
     except tomllib.TOMLDecodeError:

@@ -13,6 +13,7 @@ import difflib
 import math
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
@@ -240,7 +241,7 @@ class Settings:
             text = self.paths.config.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             text = ""
-        return f"{self.paths.config}{_at(text, KEYS[name].section, KEYS[name].field)}"
+        return _of(self.paths.config, _at(text, KEYS[name].section, KEYS[name].field)).rstrip(": ")
 
     def turn_options(self, conversation: Any = None, build: BuildView | None = None) -> TurnOptions:
         """The options of a turn, from all six layers.
@@ -376,36 +377,60 @@ def near(word: str, known: Any) -> str:
 # layers ------------------------------------------------------------------------------------------------------------------
 
 
-def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """(values by key, keymap, warnings) of a config file's text. Raises ConfigError with the key and the line."""
-    edit = f"an editor on {path}"
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with `name` (a key, or a section) in a config file. text: a clause with the line; fatal: its value cannot be used."""
+
+    name: str
+    text: str
+    fatal: bool
+
+
+def scan_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """(values by key, keymap, problems) of a config file's text; what is wrong is left out. Raises ConfigError where it is no TOML."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}.", hint=edit) from error
+        raise ConfigError(f"{path} is not valid TOML: {error}.", hint=f"an editor on {path}") from error
     values: dict[str, Any] = {}
     keymap: dict[str, str] = {}
-    warnings: list[str] = []
+    problems: list[Problem] = []
     for section, table in data.items():
         if section not in SECTIONS:
-            warnings.append(f"{path}: unknown section [{section}]{near(section, SECTIONS)}.")
+            problems.append(Problem(section, f"unknown section [{section}]{near(section, SECTIONS)}", False))
             continue
         if not isinstance(table, dict):
-            raise ConfigError(f"{path}{_at(text, '', section)}: {section} must be a section.", hint=edit)
+            problems.append(Problem(section, f"{_at(text, '', section)}{section} must be a section", True))
+            continue
         for name, value in table.items():
-            full = f"{section}.{name}"
+            full, at = f"{section}.{name}", _at(text, section, name)
             if section == "keys":
-                if not isinstance(value, str):
-                    raise ConfigError(f'{path}{_at(text, section, name)}: keys."{name}" must be a text, not {_shown(value)}.', hint=edit)
-                keymap[name] = value
+                if isinstance(value, str):
+                    keymap[name] = value
+                else:
+                    problems.append(Problem(full, f'{at}keys."{name}" must be a text, not {_shown(value)}', True))
             elif full not in KEYS:
-                warnings.append(f"{path}{_at(text, section, name)}: unknown key {full}{near(full, KEYS)}.")
+                problems.append(Problem(full, f"{at}unknown key {full}{near(full, KEYS)}", False))
             else:
                 try:
                     values[full] = coerce(KEYS[full], value)
                 except ValueError as error:
-                    raise ConfigError(f"{path}{_at(text, section, name)}: {full} must be {error}, not {_shown(value)}.", hint=edit) from None
-    return values, keymap, warnings
+                    problems.append(Problem(full, f"{at}{full} must be {error}, not {_shown(value)}", True))
+    return values, keymap, problems
+
+
+def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """(values by key, keymap, warnings) of a config file's text. Raises ConfigError with every wrong key and its line."""
+    values, keymap, problems = scan_config(text, path)
+    if wrong := [problem.name for problem in problems if problem.fatal]:
+        words = f"{APP} config unset {wrong[0]}" + ("" if path == config_path() else f" --config {shlex.quote(str(path))}")
+        raise ConfigError(f"{_of(path, '; '.join(problem.text for problem in problems))}.", hint=words if "." in wrong[0] else f"an editor on {path}")
+    return values, keymap, [f"{_of(path, problem.text)}." for problem in problems]
+
+
+def _of(path: Path, clause: str) -> str:
+    """A clause about a file, which may begin with the line."""
+    return f"{path}, {clause}" if clause.startswith("line ") else f"{path}: {clause}"
 
 
 def _shown(value: Any) -> str:
@@ -413,7 +438,7 @@ def _shown(value: Any) -> str:
 
 
 def _at(text: str, section: str, name: str) -> str:
-    """ ", line 12" of a key in a TOML text; nothing if it stands in a form that is not looked for."""
+    """ "line 12: " of a key in a TOML text; nothing if it stands in a form that is not looked for."""
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"\s*\[\s*([A-Za-z0-9_.-]+)\s*\]", line)
@@ -422,7 +447,7 @@ def _at(text: str, section: str, name: str) -> str:
             continue
         match = re.match(r"""\s*["']?([A-Za-z0-9_.-]+?)["']?\s*=""", line)
         if match and (match[1] == name if current == section else not current and match[1] == f"{section}.{name}"):
-            return f", line {number}"
+            return f"line {number}: "
     return ""
 
 

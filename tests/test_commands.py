@@ -291,6 +291,18 @@ def test_config_get_and_unset(program, tmp_path):
     assert program("config", "unset", "chat.efort", *words).code == program("config", "get", "chat.efort", *words).code == 3
 
 
+def test_config_says_what_is_still_wrong(program, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[chat]\ntemperature = "hot"\n[ui]\nburst_paste = 3\n')
+    words = ["--config", str(path)]
+    shown = program("conversations", "list", *words)
+    assert shown.code == 3 and f"Try: dsv41chat config unset chat.temperature --config {path}" in shown.err
+    said = program("config", "set", "chat.temperature", "0.5", *words)
+    assert said.code == 0 and "still wrong in it: line 4: ui.burst_paste must be true or false, not 3" in said.err
+    said = program("config", "unset", "ui.burst_paste", *words)
+    assert said.code == 0 and "still wrong" not in said.err and program("conversations", "list", *words).code == 0
+
+
 def test_a_broken_file_can_still_be_found(program, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("[chat")

@@ -11,6 +11,9 @@ from dsv41chat.bench.screenshot import PICTURE, QUESTIONS, draw
 from dsv41chat.cli_commands import _parse, _refuse_chat_options
 from dsv41chat.cli_fits import BEGIN, END, markdown
 from dsv41chat.cli_options import COMMANDS, chat_parser, first_word, parse_chat
+from dsv41chat.engine import probe_pack
+from dsv41chat.nano import embedded_pack
+from dsv41chat.ui.units import size
 from tests.ui.program import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -44,6 +47,14 @@ def test_every_command_of_the_readme_is_one():
 def test_the_two_lines_that_set_it_up():
     for line in SET_UP:
         assert f"```sh\n{line}\n```" in README
+
+
+def test_the_embedded_model_has_one_size():
+    """README, the model's card and `models list` say the same megabytes: those of its shards."""
+    said = size(probe_pack(embedded_pack()).bytes)
+    card = (embedded_pack() / "MODEL_CARD.md").read_text("utf-8")
+    for text in (README, card):
+        assert re.findall(r"million weights[^.]*?\(?([\d.]+ MB)\)", text) == [said]
 
 
 async def test_the_picture_is_what_the_screen_shows(tmp_path):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsv41chat.config_file import init_config, set_config, template, toml
+from dsv41chat.config_file import init_config, problems, set_config, template, toml, unset_config
 from dsv41chat.settings import KEYS, ConfigError, coerce, load_settings, parse_size, parse_text, read_config
 from dsv41chat.ui.turn_events import TurnOptions
 
@@ -209,6 +209,56 @@ def test_set_refuses_a_form_that_it_cannot_edit(tmp_path):
     with pytest.raises(ConfigError, match="by hand"):
         set_config(path, "chat.effort", "high")
     assert path.read_text() == 'chat = { effort = "low" }\n'
+
+
+WRONG = '# mine\n[chat]\ntemperature = "hot"  # why\nnosuch = 1\ntop_k = 3\n[ui]\nburst_paste = 3\n[keys]\n"chat.new" = 9\n'
+
+
+def test_every_wrong_line_is_said_at_once(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, WRONG)
+    said = str(error.value)
+    clauses = ("config.toml", "line 3: chat.temperature", "line 4: unknown key chat.nosuch", "line 7: ui.burst_paste")
+    assert [said.count(text) for text in clauses] == [1] * 4
+    assert 'line 9: keys."chat.new" must be a text' in said and error.value.hint.startswith("dsv41chat config unset chat.temperature --config ")
+
+
+def test_set_and_unset_mend_a_wrong_value_and_leave_the_others(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(WRONG)
+    set_config(path, "chat.temperature", "0.5")
+    assert path.read_text() == WRONG.replace('"hot"', "0.5")
+    assert [text.split(":")[0] for text in problems(path)] == ["line 4", "line 7", "line 9"]
+    set_config(path, "chat.effort", "low")
+    for name in ("ui.burst_paste", "chat.nosuch", "keys.chat.new"):
+        assert unset_config(path, name) and not unset_config(path, "ui.theme")
+    assert path.read_text() == '# mine\n[chat]\ntemperature = 0.5  # why\ntop_k = 3\neffort = "low"\n[ui]\n[keys]\n' and not problems(path)
+    with pytest.raises(ConfigError, match="Unknown key chat.nosuch"):
+        unset_config(path, "chat.nosuch")
+
+
+@pytest.mark.parametrize("change", [lambda path: set_config(path, "chat.temperature", "0.5"), lambda path: unset_config(path, "chat.temperature")])
+def test_a_value_without_its_quotes_is_mended_too(tmp_path, change):
+    """It makes the whole file unreadable; without that one line it is readable."""
+    path = tmp_path / "config.toml"
+    path.write_text("[chat]\ntemperature = hot\ntop_k = 3\n")
+    change(path)
+    assert path.read_text() in ("[chat]\ntemperature = 0.5\ntop_k = 3\n", "[chat]\ntop_k = 3\n")
+    assert load_settings(config=path, environ={}).chat.top_k == 3
+    path.write_text("[chat]\ntemperature = hot\ntop_k = three\n")
+    with pytest.raises(ConfigError, match="not valid TOML|by hand"):
+        change(path)
+    assert path.read_text() == "[chat]\ntemperature = hot\ntop_k = three\n"
+
+
+def test_a_line_inside_a_text_is_not_taken_for_a_key(tmp_path):
+    path = tmp_path / "config.toml"
+    text = '[chat]\nsystem = """\ntemperature = 1\n"""\ntop_k = "x"\n'
+    path.write_text(text)
+    for change in (lambda: set_config(path, "chat.temperature", "0.5"), lambda: unset_config(path, "chat.temperature")):
+        with pytest.raises(ConfigError, match="by hand"):
+            change()
+        assert path.read_text() == text
 
 
 def test_a_file_that_is_no_text_is_said_so_and_left_alone(tmp_path):

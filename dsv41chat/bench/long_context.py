@@ -1,7 +1,7 @@
 """Decode and one prompt chunk after many cached tokens whose state is random: what grows with the context, and what does not.
 
-A state's values change no cost, so lanes are filled instead of computed. Only the scoring of index keys may grow; it is timed apart where
-operations run one by one (the BLAS route).
+A state's values change no cost, so lanes are filled instead of computed. Only the scoring of index keys may grow; it is told apart where
+operations run one by one (the BLAS route), and by the kernels of a recorded step.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dsv41chat.engine.kernels.sites import sites
 from dsv41chat.engine.lane import Lane, PoolSpec
 
 _SCORING = ("scores", "select", "candidates", "among")
+# The kernels of these operations. Lists of what is chosen are made by others, whatever the context.
+_SCORING_KERNELS = ("index_scores", "top_k", "block_top", "keep_blocks")
 
 
 def fill(lane: Lane, n: int, vocab: int) -> None:
@@ -51,15 +53,24 @@ def measure(engine: Engine, cached: Sequence[int], steps: int) -> dict[str, Any]
                 stepper.rounds.clear()
                 spent["seconds"] = 0.0
             stepper.step()
-        scoring = 1000 * spent["seconds"] / steps
+        scoring = 1000 * spent["seconds"] / steps if lane.host else _recorded_scoring(engine, stepper)
         spent["restore"]()
         out[str(n)] = {
-            "step_ms": arms.milliseconds(stepper.rounds), "scoring_ms": round(scoring, 4) if lane.host else None,
-            "without_scoring_ms": round(1000 * statistics.median(stepper.rounds) - scoring, 4) if lane.host else None,
+            "step_ms": arms.milliseconds(stepper.rounds), "scoring_ms": None if scoring is None else round(scoring, 4),
+            "without_scoring_ms": None if scoring is None else round(1000 * statistics.median(stepper.rounds) - scoring, 4),
             "chunk_peak_bytes": _chunk_peak(engine, stepper, n), "state_bytes": sum(b.nbytes for b in lane.buffers.values()),
             "planned_state_bytes": engine.admission.plan.state(n),
         }  # fmt: skip
     return out
+
+
+def _recorded_scoring(engine: Engine, stepper: arms.Stepper) -> float | None:
+    """Milliseconds of the kernels of one step that score, one after the other; None where steps are not recorded."""
+    replay, target = engine.trunk.routes.replay, stepper.session.target
+    if replay is None:
+        return None
+    kernels = replay.ready(target.lane, target.n - 1, 1, True, False).loaded.kernel_seconds()
+    return 1000 * sum(seconds for label, (_, seconds) in kernels.items() if label.split()[0] in _SCORING_KERNELS)
 
 
 def _timed_sites(engine: Engine) -> dict[str, Any]:

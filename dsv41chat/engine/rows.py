@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,24 @@ from dsv41chat.engine.engram.values import take_host_values, take_values
 from dsv41chat.engine.ops.blocks import row_blocks
 from dsv41chat.engine.ops.rope import host_table, rope_table
 from dsv41chat.engine.plan import LayerPlan, RopeSpec
+
+# Calls of so few rows bring their arrays one by one, longer ones together.
+_FEW = 8
+
+
+def _together(parts: Sequence[np.ndarray]) -> list[mx.array]:
+    """Arrays of four-byte numbers, brought to the device in one piece.
+
+    What MLX makes of an array of the host may lie in memory that a device used before; on CUDA this memory is first moved to where the
+    host can write, and everything that runs is waited for. Once per call, before its first layer, there is nothing to wait for.
+    """
+    whole, made, at = mx.array(np.concatenate([a.reshape(-1).view(np.uint32) for a in parts])), [], 0
+    for a in parts:
+        # A part of a larger array would be copied again by every kernel that reads it.
+        piece = mx.contiguous(whole[at : at + a.size])
+        made.append(piece.view(mx.float32 if a.dtype == np.float32 else mx.int32).reshape(a.shape))
+        at += a.size
+    return made
 
 
 class Rows:
@@ -32,8 +50,16 @@ class Rows:
         self.window, self.ring = window, ring
         self.positions = start + np.arange(self.n)
         self.frequencies = frequencies
-        self.tables = {spec: self.table(spec, self.positions) for spec in frequencies}
-        self.image = None if image_id is None else self.array(ids == image_id)
+        self._apart = host or self.n <= _FEW
+        self._entry_tables: dict[tuple, tuple[Any, Any]] = {}
+        if self._apart:
+            self.tables = {spec: self.table(spec, self.positions) for spec in frequencies}
+            self.image = None if image_id is None else self.array(ids == image_id)
+        else:
+            found = [a for f in frequencies.values() for a in host_table(f, self.positions)]
+            self.tokens, *made = _together([ids.astype(np.int32), *found])
+            self.tables = {spec: (made[2 * i], made[2 * i + 1]) for i, spec in enumerate(frequencies)}
+            self.image = None if image_id is None else self.tokens == image_id
         self.picked: tuple[Any, Any] | None = None
         self.candidates: tuple[Any, Any] | None = None
         self._lengths: dict[int, Any] = {}
@@ -75,7 +101,24 @@ class Rows:
 
     def entry_table(self, layer: LayerPlan, first: int, last: int) -> tuple[Any, Any]:
         """Rope table of entries [first, last) of a layer."""
-        return self.table(layer.rope, self.entry_positions(first, last - first, layer.ratio))
+        key = layer.rope, layer.ratio, first, last
+        if key not in self._entry_tables:
+            self._entry_tables[key] = self._entry_table(layer.rope, self.entry_positions(first, last - first, layer.ratio))
+        return self._entry_tables[key]
+
+    def _entry_table(self, spec: RopeSpec, positions: np.ndarray) -> tuple[Any, Any]:
+        """Rows of this call's own table where the positions are those of every so many rows."""
+        at = (positions - self.start).astype(np.int64)
+        step = int(at[1] - at[0]) if len(at) > 1 else 1
+        if self._apart or not len(at) or at[0] < 0 or at[-1] >= self.n or step < 1 or (np.diff(at) != step).any():
+            return self.table(spec, positions)
+        return tuple(mx.contiguous(a[int(at[0]) : int(at[-1]) + 1 : step]) for a in self.tables[spec])
+
+    def counted(self, first: int, make: Callable[[Any], Any]) -> Any:
+        """int32 [n]: make(numbers) of `first`, first + 1, ..., which a long call counts on the device."""
+        if self._apart:
+            return self.array(make(first + np.arange(self.n)).astype(np.int32))
+        return make(mx.arange(first, first + self.n, dtype=mx.int32))
 
     def group_slots(self, ratio: int, capacity: int) -> Any:
         """int32 [groups * ratio]: where the tokens of the groups that these rows complete lie in a ring of raw rows."""
@@ -85,7 +128,7 @@ class Rows:
     def length(self, ratio: int) -> Any:
         """int32 [n, 1]: entries visible to each row, the group that closes at the row included."""
         if ratio not in self._lengths:
-            self._lengths[ratio] = self.array(((self.positions + 1) // ratio).astype(np.int32))[:, None]
+            self._lengths[ratio] = self.counted(self.start + 1, lambda count: count // ratio)[:, None]
         return self._lengths[ratio]
 
     def last_length(self, ratio: int) -> int:
@@ -105,3 +148,21 @@ class Rows:
             write = self.ring_slots(self.positions[part], self.ring)
             out.append((part, write, self.array((np.maximum(at, 0) % self.ring).astype(np.int32)), self.array(at >= 0)))
         return out
+
+    @property
+    def fits(self) -> bool:
+        """Whether all rows can lie in a ring at once, beside the windows that they see."""
+        return self.n <= self.ring - self.window
+
+    @cached_property
+    def run(self) -> tuple[Any, slice, Any, Any, Any]:
+        """(ring slots [at most W - 1] of the rows that it sees before it, as `ring_slots`, None without any; its rows that a ring keeps; their
+        write slots; window slots int32 [n, W] into those rows before with all of its own behind them; present [n, W]) for a call that does
+        not fit a ring."""
+        before = np.arange(max(0, self.start + 1 - self.window), self.start)
+        kept = slice(max(0, self.n - self.ring), self.n)
+        module = np if self.host else mx
+        window = module.arange(len(before) + 1 - self.window, len(before) + 1, dtype=module.int32)
+        slots = self.counted(0, lambda count: count)[:, None] + window
+        found = self.ring_slots(before, self.ring) if len(before) else None
+        return found, kept, self.ring_slots(self.positions[kept], self.ring), module.maximum(slots, 0), slots >= 0

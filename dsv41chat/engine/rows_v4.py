@@ -35,6 +35,19 @@ class GroupBlock:
     read: mx.array | None
 
 
+@dataclass(frozen=True)
+class GroupRun:
+    """Rows of a whole call: those that their ring keeps, where these lie in it, the groups [first, last) that the call completes, the ring
+    slots int32 of the raw rows before the call that these pool (None without any), and how many they pool with those of the call."""
+
+    kept: slice
+    write: slice | mx.array
+    first: int
+    last: int
+    before: mx.array | None
+    pooled: int
+
+
 class RowsV4(Rows):
     """n rows at absolute positions start, start + 1, ..."""
 
@@ -43,7 +56,7 @@ class RowsV4(Rows):
         self._places: dict[int, mx.array] = {}
         self._made: dict[tuple, Any] = {}
         self._groups: dict[tuple[int, bool, int], list[GroupBlock]] = {}
-        self._entry_tables: dict[tuple, tuple[mx.array, mx.array]] = {}
+        self._runs: dict[tuple[int, bool, int], GroupRun] = {}
 
     def once(self, key: tuple, make: Callable[[], Any]) -> Any:
         """What `make` gives, made by the first layer that asks."""
@@ -54,7 +67,7 @@ class RowsV4(Rows):
     def places(self, ratio: int) -> mx.array:
         """int32 [n]: the place of each row in its group of `ratio` tokens."""
         if ratio not in self._places:
-            self._places[ratio] = self.array((self.positions % ratio).astype(np.int32))
+            self._places[ratio] = self.counted(self.start, lambda count: count % ratio)
         return self._places[ratio]
 
     def group_blocks(self, layer: LayerPlan, capacity: int) -> list[GroupBlock]:
@@ -73,12 +86,17 @@ class RowsV4(Rows):
             read = slots(np.arange((first - lead) * layer.ratio, last * layer.ratio))
         return GroupBlock(part, self.ring_slots(self.positions[part], capacity), first, last, read)
 
-    def entry_table(self, layer: LayerPlan, first: int, last: int) -> tuple[mx.array, mx.array]:
-        """Rope table of entries [first, last) of a layer."""
-        key = layer.rope, layer.ratio, first, last
-        if key not in self._entry_tables:
-            self._entry_tables[key] = super().entry_table(layer, first, last)
-        return self._entry_tables[key]
+    def group_run(self, layer: LayerPlan, capacity: int) -> GroupRun:
+        """What `group_blocks` is for a call that does not fit a ring."""
+        key = layer.ratio, layer.overlap, capacity
+        if key not in self._runs:
+            first, last = self.start // layer.ratio, self.last_length(layer.ratio)
+            begin = (first - (1 if layer.overlap and first > 0 else 0)) * layer.ratio
+            before = (np.arange(begin, self.start) % capacity).astype(np.int32)
+            kept = slice(max(0, self.n - capacity), self.n)
+            write = self.ring_slots(self.positions[kept], capacity)
+            self._runs[key] = GroupRun(kept, write, first, last, self.array(before) if len(before) else None, last * layer.ratio - begin)
+        return self._runs[key]
 
     def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:
         """(rows, entry slots) of attention tiles inside `part`: all rows of a tile have key lists of one width.

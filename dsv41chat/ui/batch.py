@@ -164,7 +164,7 @@ def run(items: Sequence[Item], controller: TurnController, plan: Plan, out: Out,
         done = writer.done
     interrupts.on_stop, interrupts.on_abort = controller.cancel, controller.abort
     base = secrets.randbelow(1 << 31) if plan.seed is None else plan.seed
-    ran = failed = 0
+    ran = failed = cut = 0
     told: set[str] = set()
     try:
         for index, item in enumerate(items):
@@ -172,23 +172,24 @@ def run(items: Sequence[Item], controller: TurnController, plan: Plan, out: Out,
                 continue
             line, ended = _run_item(item, controller, plan, base + index, stderr, interrupts, told)
             writer.write(json_text({"v": SCHEMA, "id": item.id} | line) + "\n")
-            ran += 1
             if ended:
+                cut = 1
                 return interrupts.code or 130
+            ran += 1
             failed += not line["ok"]
             if failed and plan.fail_fast:
                 break
     finally:
         if writer is not out:
             writer.close()
-        _sum_up(len(items), len([item for item in items if item.id in done]), ran, failed, stderr)
+        _sum_up(len(items), len([item for item in items if item.id in done]), ran, failed, cut, stderr)
     return FAILED_ITEMS if failed else 0
 
 
-def _sum_up(items: int, done: int, ran: int, failed: int, stderr: Stderr) -> None:
-    """One line for people: stdout or a file holds one line per item, and nobody counts them."""
-    left = items - done - ran
-    parts = [f"{done:,} were done before"] * (done > 0) + [f"{left:,} did not run"] * (left > 0)
+def _sum_up(items: int, done: int, ran: int, failed: int, cut: int, stderr: Stderr) -> None:
+    """One line for people: stdout or a file holds one line per item, and nobody counts them. cut: 1 when one was interrupted."""
+    left = items - done - ran - cut
+    parts = [f"{done:,} were done before"] * (done > 0) + ["1 was interrupted"] * cut + [f"{left:,} did not run"] * (left > 0)
     stderr.notice(f"batch: {failed:,} of {ran:,} items failed" + "".join(f"; {part}" for part in parts))
 
 

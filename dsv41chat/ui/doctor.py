@@ -47,7 +47,7 @@ def settings_line(settings: Settings) -> Line:
 
 
 def broken_settings(error: ConfigError) -> Line:
-    return Line("fail", "settings", str(error), "correct it, or start with --config another file")
+    return Line("fail", "settings", str(error), f"{error.hint or 'correct it'}, or start with --config another file")
 
 
 def folders(settings: Settings) -> Iterator[Line]:

@@ -15,7 +15,19 @@ from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import StoreError
 from dsv41chat.ui.engine_thread import Abandoned
 from dsv41chat.ui.interrupts import Interrupts
-from dsv41chat.ui.output import JsonSink, Out, ReaderGone, Sink, Stderr, StreamSink, TextSink, UsageError, receipt, show_progress
+from dsv41chat.ui.output import (
+    READER_GONE,
+    JsonSink,
+    Out,
+    ReaderGone,
+    Sink,
+    Stderr,
+    StreamSink,
+    TextSink,
+    UsageError,
+    receipt,
+    show_progress,
+)
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Resuming, Started, StatusAsked, TurnRequest, Warned, exit_code
 
@@ -65,7 +77,7 @@ def run(job: Job, controller: TurnController, sink: Sink, stderr: Stderr, interr
     try:
         return runner.run()
     except ReaderGone:
-        return interrupts.code or 0
+        return interrupts.code or READER_GONE
     except (EngineError, StoreError, UsageError, Abandoned) as error:
         return runner.fail(failure(error))
 

@@ -29,8 +29,11 @@ SCHEMA = 1
 _SLOW_S = 0.25  # load and prefill events are written at most this often
 
 
+READER_GONE = 141  # what shells show for a program that SIGPIPE ended: who asks with pipefail must not read "answered"
+
+
 class ReaderGone(Exception):
-    """Whoever read our stdout has closed it."""
+    """Whoever read our stdout has closed it. A run whose answer was not written whole ends with READER_GONE, quietly."""
 
 
 class UsageError(Exception):

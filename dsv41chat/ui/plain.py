@@ -1,12 +1,13 @@
 """Line mode: the same chat as lines of text, for screen readers and for terminals without cursor control.
 
 Messages are printed as text, answers as they come; a line is read after `> `. A line of three quotes begins a text of several
-lines, another one ends it. The commands are those of the composer. Nothing is ever drawn over.
+lines, another one ends it; so does a paste, which never sends itself. The commands are those of the composer. Nothing is ever drawn over.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -32,6 +33,8 @@ PROGRESS_S = 2.0
 SHOWN_MESSAGES = 10
 LISTED = 20
 SECOND_S = 2.0
+BURST_GAP_S = 0.015  # lines that follow one another within this time were pasted
+PASTED_S = 0.2  # a line that was read within this time was waiting: nobody had time to press Enter for it
 
 
 class _Leave(Exception):
@@ -39,10 +42,13 @@ class _Leave(Exception):
 
 
 class PlainChat:
-    """One session of the line mode. read: gives the next line without its end, raises EOFError at the end of the input."""
+    """One session of the line mode. read: gives the next line (of a bracketed paste: the lines) without its end, raises EOFError at the
+    end of the input. waits: whether more input is there, or comes within so many seconds."""
 
-    def __init__(self, controller: TurnController, start: AppStart, read: Callable[[str], str], out: TextIO):
-        self.controller, self.begin, self.read, self.out = controller, start, read, out
+    def __init__(
+        self, controller: TurnController, start: AppStart, read: Callable[[str], str], out: TextIO, waits: Callable[[float], bool] = lambda _: False
+    ):
+        self.controller, self.begin, self.read, self.out, self.waits = controller, start, read, out, waits
         self.store, self.host = controller.store, controller.host
         self.conversation: Any = None
         self.leaf_id: str | None = None
@@ -102,13 +108,27 @@ class PlainChat:
         return self.code
 
     def _ask(self) -> str:
+        # Lines that were typed while an answer ran are messages: how fast they came is no longer known.
+        ahead = self.waits(0.0)
         line = self.read("> ")
         if line.strip() != BLOCK:
-            return sendable(line)
+            return sendable(line if ahead else self._with_pasted(line))
         lines = []
         while (line := self.read("")).strip() != BLOCK:
             lines.append(line)
         return sendable("\n".join(lines))
+
+    def _with_pasted(self, line: str) -> str:
+        """The line with those that came in one burst with it; the Enter of a paste does not send them."""
+        lines = [line]
+        while self.waits(BURST_GAP_S):
+            began = time.monotonic()
+            lines.append(self.read(""))
+            if time.monotonic() - began < PASTED_S and not self.waits(BURST_GAP_S):
+                self.say(f"({len(lines)} lines pasted; Enter sends them, ctrl+C drops them)")
+                if rest := self.read(""):
+                    lines.append(rest)
+        return "\n".join(lines)
 
     def _line(self, text: str) -> None:
         if text.startswith("/") and not text.startswith("//"):
@@ -352,7 +372,7 @@ class PlainChat:
     def _command_help(self, rest: str) -> None:
         for command in COMMANDS:
             self.say(usage(command).ljust(40) + command.help)
-        self.say(f"{BLOCK} begins and ends a text of several lines. ctrl+C stops an answer, ctrl+D leaves.")
+        self.say(f"{BLOCK} begins and ends a text of several lines; a paste is one message. ctrl+C stops an answer, ctrl+D leaves.")
 
     def _command_quit(self, rest: str) -> None:
         self._over = True
@@ -360,7 +380,8 @@ class PlainChat:
 
 def run_plain(controller: TurnController, start: AppStart | None = None) -> int:
     """Runs the line mode on the terminal (or on pipes) until the user leaves. Returns the exit code."""
-    chat = PlainChat(controller, start or AppStart(), _reader(), sys.stdout)
+    waits = _waits if sys.stdin.isatty() and controller.settings.ui.burst_paste else lambda _: False
+    chat = PlainChat(controller, start or AppStart(), _reader(), sys.stdout, waits)
     before = {}
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
         number = getattr(signal, name, None)
@@ -376,12 +397,16 @@ def run_plain(controller: TurnController, start: AppStart | None = None) -> int:
 
 
 def _reader() -> Callable[[str], str]:
-    """input(), with line editing where the terminal has it."""
+    """input(), with line editing where the terminal has it; there a bracketed paste is one text, whatever lines it has."""
     if sys.stdin.isatty():
         try:
-            import readline  # noqa: F401 - gives input() its editing keys
+            import readline
         except ImportError:
             pass
+        else:
+            # The interpreter switches it off; libedit does not have it.
+            if "libedit" not in (readline.__doc__ or ""):
+                readline.parse_and_bind("set enable-bracketed-paste on")
         return input
 
     def read(prompt: str) -> str:
@@ -391,3 +416,8 @@ def _reader() -> Callable[[str], str]:
         return line.removesuffix("\n")
 
     return read
+
+
+def _waits(seconds: float) -> bool:
+    """Whether the terminal has more input, or gets some within this time."""
+    return bool(select.select([sys.stdin], [], [], seconds)[0])

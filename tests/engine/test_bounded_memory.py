@@ -12,6 +12,7 @@ import pytest
 from dsv41chat.bench.long_context import fill
 from dsv41chat.engine import rows
 from dsv41chat.engine.kernels.blas import attention as blas_attention
+from dsv41chat.engine.lane import Lane
 from dsv41chat.engine.nn import attention_v4
 from dsv41chat.engine.ops import attend, blocks, select
 from dsv41chat.engine.pack.build import build_trunk, open_pack
@@ -20,7 +21,7 @@ from tests.engine.v4 import tiny
 from tests.v41 import golden, run, trunk
 
 ROWS = 64
-# Contexts between which every bound is reached; the small V4's ring cuts a call into blocks of 32 rows, so its factor stays below that.
+# Contexts between which every bound is reached; on the host the small V4's ring cuts a call into blocks of 32 rows, so its factor stays below that.
 CONTEXTS = {"v41": (256, 32 * 256), "v4": (2048, 8 * 2048)}
 
 
@@ -89,6 +90,28 @@ def test_cuts_between_rows_and_keys_change_no_bit(build, routes, monkeypatch):
     np.testing.assert_array_equal(run(t, ids), whole)
 
 
+@pytest.mark.parametrize("first", [0, 3, 61])
+def test_a_long_call_has_the_bits_of_blocks_through_the_ring(build, first, monkeypatch):
+    """Its windows and open groups begin in the rings, and it leaves there what the blocks leave, in whole and in part of a turn."""
+    t, found = build("stock"), []
+    ids = np.random.default_rng(4).integers(3, t.config.vocab_size, first + 300).tolist()
+    assert 150 > t.config.ring_rows - t.config.sliding_window
+    for fits in (False, True):
+        target = Target(t)
+        if fits:
+            monkeypatch.setattr(rows.Rows, "fits", True)
+        logits = []
+        for a, b in (*([(0, first)] if first else []), (first, first + 150), (first + 150, first + 299), (first + 299, first + 300)):
+            trial = target.rows(ids[a:b])
+            logits.append(np.array(trial.logits))
+            target.commit(trial, b - a)
+        found.append((np.concatenate(logits), {name: np.array(v) for name, v in target.lane.state().items()}))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1].keys() == found[1][1].keys()
+    for name, kept in found[0][1].items():
+        np.testing.assert_array_equal(kept, found[1][1][name])
+
+
 def test_blocks_cover_all_rows_once():
     for n, size in ((1, 10**12), (7, 10**7), (128, 10**6), (2048, 3 * 10**6), (5, 0)):
         found = list(blocks.row_blocks(n, size))
@@ -107,3 +130,23 @@ def test_a_pool_of_the_host_grows_in_place_and_keeps_its_rows():
         lane.append(name, a, rows[a : a + 40])
     np.testing.assert_array_equal(lane.buffers[name][:5000], rows)
     assert not lane.buffers[name][5000:].any() and len(lane.buffers[name]) % lane.specs[name].block == 0
+
+
+def test_what_is_read_of_a_lane_that_a_device_writes_into_lies_elsewhere():
+    """Else the first look at it on the host would take the buffer away from what is recorded for its memory."""
+    t = trunk()
+    lane = Lane(t.lane_specs(), t.config.roll_rows, in_place=True)
+    name = next(n for n in lane.specs if n.startswith("pool"))
+    lane.append(name, 0, mx.random.normal((12, *lane.specs[name].tail), dtype=lane.specs[name].dtype))
+    mx.eval(lane.arrays())
+    whole = np.array(lane.buffers[name], copy=False)
+    for index in (slice(2, 9), np.arange(2, 9)):
+        found = lane.rows(name, index)
+        mx.eval(found)
+        mine = np.array(found, copy=False)
+        np.testing.assert_array_equal(mine, whole[2:9])
+        assert not np.shares_memory(mine, whole)
+    lane.in_place = False
+    shared = lane.rows(name, slice(2, 9))
+    mx.eval(shared)
+    assert np.shares_memory(np.array(shared, copy=False), whole), "or this test would see nothing"

@@ -136,7 +136,7 @@ def test_9_head_of_a_pipe_is_quiet(tmp_path):
     shell = f"{{ {words}; echo $? > {shlex.quote(str(tmp_path / 'code'))}; }} | head -1"
     done = subprocess.run(["sh", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout)["type"] == "start"
-    assert (tmp_path / "code").read_text().strip() == "0"
+    assert (tmp_path / "code").read_text().strip() == "141"
 
 
 @in_terminal

@@ -280,7 +280,7 @@ def test_9_lines_to_a_pipe(tmp_path):
     shell = f"{{ {words}; echo $? > '{tmp_path}/code'; }} | head -1"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
-    assert (tmp_path / "code").read_text().strip() == "0"
+    assert (tmp_path / "code").read_text().strip() == "141"
     process = child(tmp_path, ["--stream-json", "-q", "hi", *LONG])
     while json.loads(process.stdout.readline())["type"] != "delta":
         continue

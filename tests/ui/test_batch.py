@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 
 import pytest
 
@@ -126,12 +127,15 @@ def test_interrupted_and_resumed_has_no_duplicates(tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": str(i), "prompt": f"q{i}"}) + "\n" for i in range(6)))
     words = ["--batch", str(source), "--batch-output", str(out), "--effort", "off"]
-    process = child(tmp_path / "data", words, {"answer": "word " * 40, "delay_s": 0.005})
+    process = child(tmp_path / "data", words, {"answer": "word " * 40, "delay_s": 0.005}, stderr=subprocess.PIPE)
     while not out.exists() or out.read_text().count("\n") < 2:
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    said = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 130
     rows = lines(out.read_text())
+    ended = f"batch: 0 of {len(rows) - 1} items failed; 1 was interrupted"
+    assert ended + (f"; {6 - len(rows)} did not run" if len(rows) < 6 else "") + "\n" in said
     assert rows[-1]["error"]["code"] == "interrupted" and all(row["ok"] for row in rows[:-1])
     process = child(tmp_path / "data", [*words, "--resume-batch"], {"answer": "short"})
     assert process.wait(30) == 0

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import shutil
 import signal
+import time
+
+import pytest
 
 from dsv41chat.settings import load_settings
 from dsv41chat.store import Store
@@ -12,6 +16,7 @@ from dsv41chat.ui.plain import PlainChat
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script, fake_host
+from tests.ui.terminal import Terminal
 
 
 def chat(tmp_path, lines, script=None, start=None, store=None):
@@ -47,6 +52,58 @@ def test_commands_and_errors(tmp_path):
     assert "Did you mean /effort?" in shown and "Pinned." in shown and "# /slash" in shown and "New conversation" in shown
     message = plain.store.message(plain.store.last_conversation().leaf_id)
     assert message.params["effort"] == "off" and message.params["temperature"] == 0
+
+
+def asked(plain) -> list[str]:
+    return [m.text for m in plain.store.tree(plain.conversation.id) if m.role == "user"]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_lines_that_come_together_are_one_message_and_those_typed_ahead_are_not(tmp_path, ahead):
+    """The terminal has more input behind each line but the last; ahead: it had so before the first was asked for."""
+    given = ["one", "two", "three"]
+    plain = chat(tmp_path, [])
+    plain.waits = lambda seconds: bool(given) and (seconds > 0 or ahead)
+
+    def read(prompt):
+        if not given:
+            plain.read = lambda prompt: plain._command_quit("") or ""
+            return ""
+        return given.pop(0)
+
+    plain.read = read
+    plain.run()
+    assert asked(plain) == (["one", "two", "three"] if ahead else ["one\ntwo\nthree"])
+    assert ("3 lines pasted; Enter sends them" in plain.out.getvalue()) is not ahead
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_a_paste_into_the_terminal_is_one_message(tmp_path):
+    """With and without the marks of a paste, with and without a newline at its end, which sends nothing."""
+    with Terminal(tmp_path) as terminal:
+        terminal.run("-m", "tests.ui.fake_headless", '{"answer": "answer"}', "--plain", "--data-dir", str(tmp_path / "data"))
+        terminal.wait("/help lists")
+        for bracketed, text in ((True, "a one\na two"), (False, "b one\nb two"), (False, "c one\nc two\n")):
+            before = terminal.screen.count("answer\n")
+            terminal.paste(text, bracketed)
+            terminal.wait("Enter sends them" if text.endswith("\n") else text[-5:])
+            assert terminal.screen.count("answer\n") == before
+            terminal.keys("Enter")
+            until_answers(terminal, before + 1)
+        terminal.keys("C-d")
+        terminal.wait("exit=0")
+    with Store.open(tmp_path / "data", readonly=True) as store:
+        path = store.path_to(store.last_conversation().leaf_id)
+    assert [m.text for m in path if m.role == "user"] == ["a one\na two", "b one\nb two", "c one\nc two"]
+
+
+def until_answers(terminal, count: int) -> None:
+    """Waits until so many answers are complete and the next line is asked for."""
+    for _ in range(600):
+        if terminal.screen.count("answer\n") == count and terminal.screen.rstrip().endswith("\n>"):
+            return
+        time.sleep(0.1)
+    raise AssertionError(terminal.screen)
 
 
 def test_a_file_goes_with_the_next_message(tmp_path):

@@ -195,7 +195,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(tmp_path, mode):
     elif mode == "--stream-json":
         read_until(process, "delta")
     process.stdout.close()
-    assert process.wait(30) == 0
+    assert process.wait(30) == 141
     assert process.stderr.read() == b""
     with Store.open(tmp_path, readonly=True) as store:
         answer = store.message(store.last_conversation().leaf_id)

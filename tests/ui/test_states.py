@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -480,6 +481,9 @@ def test_the_commands(tmp_path, capfd):
     assert [line["verdict"] for line in command("doctor", "states", "--model", "nano")] == ["ok", "ok"]
     assert command("cache", "prune", "--older-than", "1d")["entries"] == 0
     assert command("cache", "prune", "--all", "--dry-run")["entries"] == 2
+    assert main(["cache", "prune", "--older-than", "1d", "--data-dir", str(tmp_path / "kept")]).code == 0
+    shown = capfd.readouterr().out
+    assert re.fullmatch(r"0 states removed; the folder holds [\d.]+ kB(, [\d.]+ \w+ less than before)?\n", shown), shown
     assert command("cache", "prune", "--all")["entries"] == 2
     assert command("cache", "stats")["entries"] == 0 and command("conversations", "list")[0]["cached"] == 0
     with Chat(tmp_path / "kept") as chat:

@@ -203,9 +203,10 @@ class Screen:
         """F2, the row of `to`, Enter; returns the menu as it was shown before the choice."""
         self.terminal.keys("F2")
         line = until(self.listed)
-        menu = self.terminal.screen
         step = line[to] - line[now]
-        self.terminal.keys(*["Down" if step > 0 else "Up"] * abs(step), "Enter")
+        self.terminal.keys(*["Down" if step > 0 else "Up"] * abs(step))
+        menu = self.terminal.wait("Switching now")
+        self.terminal.keys("Enter")
         self.terminal.wait(said, 60)
         return menu
 

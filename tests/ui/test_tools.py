@@ -269,7 +269,7 @@ async def test_a_failed_switch_leaves_the_old_build_answering(tmp_path):
         app.store.builds.add(other)
         await pilot.press("f2")
         await until(lambda: isinstance(app.screen, BuildsScreen) and "other" in screen_text(app))
-        assert "loaded" in screen_text(app)
+        assert "loaded" in screen_text(app) and "Switching now" not in screen_text(app)  # the highlighted one answers already
         plain = app.host._opener
 
         def opener(folder, **options):
@@ -280,7 +280,9 @@ async def test_a_failed_switch_leaves_the_old_build_answering(tmp_path):
         app.host._opener = opener
         index = [row.ref.name for row in app.screen._rows].index("other")
         now = app.screen.query_one("#list").highlighted
-        await pilot.press(*["down" if index > now else "up"] * abs(index - now), "enter")
+        await pilot.press(*["down" if index > now else "up"] * abs(index - now))
+        await until(lambda: "Switching now: history" in screen_text(app))
+        await pilot.press("enter")
         await until(lambda: "was not loaded" in screen_text(app) and not chat.switching)
         assert "427 GiB" in screen_text(app) and "nano goes on answering" in screen_text(app)
         await say(pilot, app, "again")

@@ -231,3 +231,23 @@ async def test_a_stopped_message_comes_back_before_what_was_typed_since(tmp_path
         await until(lambda: not chat.pump.running)
         await pilot.pause()
         assert chat.composer.text == "go\n\nsince" and chat.editing is not None
+
+
+@pytest.mark.parametrize("gap_s", [SLOW_S, FAST_S])
+async def test_what_is_typed_behind_ctrl_o_reaches_the_filter(tmp_path, gap_s):
+    """All in one go: the filter has every letter in order, and Enter opens what it finds, not what stood there before."""
+    store = Store.memory(background=False)
+    for name, text in (("alpha", "about 987654 apples"), ("beta", "about pears"), ("gamma", "about plums")):
+        store.add_message(store.new_conversation(name).id, None, "user", text)
+    app = make_app(tmp_path, Script(answer="answer"), store=store)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        press(app, "ctrl+o", "slash", *"987654", gap_s=gap_s)
+        await until(lambda: len(app.screen.query("#list-filter")) == 1 and app.screen.query_one("#list-filter").value == "987654")
+        await until(lambda: [row.title for row in app.screen._rows] == ["alpha"])
+        await pilot.press("escape")
+        await until(lambda: app.screen is chat)
+        press(app, "ctrl+o", "slash", *"987654\n", gap_s=gap_s)
+        await until(lambda: app.screen is chat and chat.conversation is not None)
+        assert chat.conversation.title == "alpha" and chat.composer.text == ""

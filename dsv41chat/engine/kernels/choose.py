@@ -8,11 +8,12 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import Backend, number
+from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, number
 from dsv41chat.engine.kernels.matrix import narrowed
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.tensor import product
 from dsv41chat.engine.kernels.text_select import INDEX_SCORES, ROUTE, TOP_K
+from dsv41chat.engine.kernels.tiles import RowsProduct
 
 _KEYS, _SIMDS = 4, 4
 _SCORINGS = {"sqrtsoftplus": 0, "sigmoid": 1}
@@ -57,7 +58,8 @@ class TopK:
 
 
 class Router:
-    """x [n, D] bfloat16 -> (expert ids int32 [n, picks] ascending, weight float32 [n, picks]), for at most 8 rows.
+    """x [n, D] bfloat16 -> (expert ids int32 [n, picks] ascending, weight float32 [n, picks]), for at most 8 rows; for more where `many` is
+    there, which computes their logits.
 
     Logits in float32. image [n]: rows that use `bias_image`; where a table gives the ids, int32 token ids.
     """
@@ -70,7 +72,12 @@ class Router:
         if scoring not in _SCORINGS:
             raise Declined(f"the kernels do not have the scores {scoring}")
         self.backend, self.picks = backend, picks
-        self.logits = product(backend, narrowed(gate), mx.float32)
+        self.logits, self.many = product(backend, narrowed(gate), mx.float32), None
+        if backend.dialect == "cuda":
+            try:
+                self.many = RowsProduct(backend, narrowed(gate))
+            except Declined:
+                pass  # the gate stays in float32, or is of an odd width
         self.experts = self.logits.outputs
         self.bias = self.logits.matrix.arrays[0] if bias is None else bias
         self.table = None if table is None else mx.array(np.sort(np.array(table), axis=-1))
@@ -80,7 +87,7 @@ class Router:
 
     def __call__(self, x: mx.array, image: mx.array | None = None) -> tuple[mx.array, mx.array]:
         n, hashed, images = x.shape[0], self.table is not None, image is not None and self.bias_image is not None
-        logits = self.logits(x)
+        logits = (self.logits if n <= MOST_ROWS else self.many)(x)
         bias = logits if hashed else self.bias
         told = image if images or hashed else logits
         inputs = [logits, bias, self.bias_image if images else bias, told, self.table if hashed else logits]

@@ -141,7 +141,8 @@ class Kernel:
     base: its name; inputs, outputs: argument names in order; body: statements; helpers: functions before it.
 
     only: the one dialect that it can be compiled in, None for both. early: the body itself says AFTER() in every thread, before it reads or
-    writes what another launch writes; until then it may fetch weights.
+    writes what another launch writes; until then it may fetch weights. bounds: for CUDA, the most threads of a group and how many such
+    groups are to share a processor, which bounds their registers.
     """
 
     base: str
@@ -151,6 +152,7 @@ class Kernel:
     helpers: str = ""
     only: str | None = None
     early: bool = False
+    bounds: tuple[int, int] | None = None
 
 
 def header(kernel: Kernel, dialect: str) -> str:

@@ -1,8 +1,8 @@
 """The route of a GPU: which kernel computes which site. Metal and CUDA share the texts, so they share this table.
 
 What the kernels do not have (a shape, a format, a dtype) is declined here, at construction, with the reason; such a site stays stock.
-A decode call has at most `MOST_ROWS` rows. In wider calls the router is stock; matrices and experts are stock on Metal, these sorted
-by expert, and decoded to bfloat16 for the matrix unit on CUDA; all else is one kernel for any number of rows.
+A decode call has at most `MOST_ROWS` rows. In wider calls router, matrices and experts are stock on Metal, these sorted by expert, and have
+kernels for the matrix unit or are decoded to bfloat16 for it on CUDA; all else is one kernel for any number of rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from dsv41chat.engine.kernels.prompt import SortedExperts
 from dsv41chat.engine.kernels.recorder import Gathered, Recorder
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare, input_dtype, sites, values
-from dsv41chat.engine.kernels.tensor import DecodedProduct, TileExperts, pair_product, product
+from dsv41chat.engine.kernels.tensor import DecodedProduct, pair_product, product
+from dsv41chat.engine.kernels.tiles import GroupsProduct, RowsProduct, TileExperts
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear
@@ -187,8 +188,16 @@ def _matrix(backend: Backend, site: Site) -> Callable:
         return _few(_half(product(backend, site.stock), Matvec(backend, site.stock)), site.stock)
     few, many = Matvec(backend, site.stock), site.stock
     if backend.dialect == "cuda":
-        few, many = _half(product(backend, site.stock), few), _half(DecodedProduct(backend, site.stock), many)
+        few, many = _half(product(backend, site.stock), few), _half(_wide(backend, site.stock), many)
     return _few(few, many)
+
+
+def _wide(backend: Backend, module: Any) -> Callable:
+    """A packed matrix for many bfloat16 rows on CUDA."""
+    try:
+        return GroupsProduct(backend, module)
+    except Declined:
+        return DecodedProduct(backend, module)
 
 
 def _half(call: Callable, other: Callable) -> Callable:
@@ -255,7 +264,9 @@ def _gathered(backend: Backend, site: Site) -> Callable:
     _bfloat16(site)
     c, w = site.trunk.config, site.owner.weights
     kernel = core(backend, w, c.qk_rope_head_dim, c.sliding_window)
-    return lambda *args: kernel(*args, dims=_used(args[6]))
+    gathered = lambda *args: kernel(*args, dims=_used(args[6]))
+    gathered.pads = True
+    return gathered
 
 
 def _queries(backend: Backend, site: Site) -> Callable:
@@ -264,7 +275,7 @@ def _queries(backend: Backend, site: Site) -> Callable:
     o, dims = site.owner, site.trunk.config.qk_rope_head_dim
     weigh, proj = Scaled(backend, o.head_dim**-0.5 * o.heads**-0.5), bare(o.weights_proj)
     dtype = input_dtype(proj, site.trunk)
-    proj = _few(product(backend, narrowed(proj), mx.float32), lambda x: o.weights_proj(x.astype(dtype)).astype(mx.float32))
+    proj = _few(product(backend, narrowed(proj), mx.float32), _rows(backend, proj, lambda x: o.weights_proj(x.astype(dtype)).astype(mx.float32)))
     if not isinstance(o, IndexerV4):
         turn = Finish(backend, o.head_dim, rope=dims, rounding=FP4_UE8M0 if o.cache_quant else NO_ROUNDING)
 
@@ -290,8 +301,20 @@ def _raw_rows(backend: Backend, site: Site) -> Callable:
     o = site.owner
     if o.wgate is None:
         return _few(product(backend, narrowed(bare(o.wkv))), site.stock)
-    pair = pair_product(backend, narrowed(bare(o.wkv)), narrowed(bare(o.wgate)), mx.float32, getattr(o, "ape", None), split=True)
-    return _few(pair, site.stock)
+    pair = narrowed(bare(o.wkv)), narrowed(bare(o.wgate))
+    table = getattr(o, "ape", None)
+    many = _rows(backend, pair[0], site.stock, pair[1], table, True)
+    return _few(pair_product(backend, *pair, mx.float32, table, split=True), many)
+
+
+def _rows(backend: Backend, module: Any, stock: Callable, *rest: Any) -> Callable:
+    """A product of many rows in float32 on the matrix unit where there is one and it takes the matrix."""
+    if backend.dialect == "cuda":
+        try:
+            return RowsProduct(backend, narrowed(module), *rest)
+        except Declined:
+            pass  # stock takes every form
+    return stock
 
 
 def _entries(backend: Backend, site: Site) -> Callable:
@@ -339,11 +362,8 @@ def _router(backend: Backend, site: Site) -> Callable:
     kernel = Router(
         backend, bare(moe.gate), moe.picks, moe.scoring, moe.factor, getattr(moe, "gate_temp", 1.0), moe.bias, getattr(moe, "bias_image", None), table
     )
-    if table is not None:
-        return _few(lambda x, tokens: kernel(x, tokens), site.stock)
-    if site.trunk.config.family == "v4":
-        return _few(lambda x, tokens: kernel(x), site.stock)
-    return _few(kernel, site.stock)
+    call = (lambda x, tokens: kernel(x)) if table is None and site.trunk.config.family == "v4" else kernel
+    return call if kernel.many is not None else _few(call, site.stock)
 
 
 def _experts(backend: Backend, site: Site) -> Callable:
@@ -360,7 +380,7 @@ def _experts(backend: Backend, site: Site) -> Callable:
         s1, s2, s3 = (DecodedProduct(backend, p) if isinstance(p, QuantizedLinear) else p for p in part("shared1", "shared2", "shared3"))
         shared = lambda x: s2(swiglu(s1(x), s3(x), m.limit, None, m.dtype))
         try:
-            many = TileExperts(backend, *part("w1", "w3", "w2"), shared, m.limit)
+            many = TileExperts(*given, shared)
         except Declined:
             pass  # such experts take the other way, which is right and slower
         try:
@@ -392,7 +412,8 @@ def _begin(backend: Backend, site: Site) -> Callable:
     if trunk.config.family != "v41":
         return embed
     first = [mx.array([[1.0] + [0.0] * (streams - 1)] * n) for n in range(1, MOST_ROWS + 1)]
-    return _few(lambda ids: (embed(ids), first[ids.shape[0] - 1]), site.stock)
+    many = lambda ids: (embed(ids), mx.contiguous(mx.broadcast_to(first[0], (ids.shape[0], streams))))
+    return _few(lambda ids: (embed(ids), first[ids.shape[0] - 1]), many)
 
 
 def _settle(backend: Backend, site: Site) -> Callable:

@@ -81,7 +81,8 @@ def program(kernel: Kernel, inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dty
     rest = f"({', '.join(arguments)}) {{\n{lines}{source(kernel, 'cuda')}\n}}\n"
     text = f"{_STANDINS}{header(kernel, 'cuda')}\n"
     name = f"{kernel.base}_{hashlib.sha256((text + rest).encode()).hexdigest()[:16]}"
-    return name, f'{text}extern "C" __global__ void {name}{rest}'
+    bounds = f"__launch_bounds__({kernel.bounds[0]}, {kernel.bounds[1]}) " if kernel.bounds else ""
+    return name, f'{text}extern "C" __global__ void {bounds}{name}{rest}'
 
 
 def compiled(name: str, text: str, target: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
@@ -198,6 +199,7 @@ class NvrtcBackend:
             scalars=[],
             grid=(groups[0] * threads, groups[1], groups[2]),
             threadgroup=(threads, 1, 1),
+            shared_memory=constants.get("SHARED", 0),
             ensure_row_contiguous=True,
         )
 

@@ -93,6 +93,7 @@ class RecordedRows:
     """`Rows` and `RowsV4` with places in the place of arrays. start: any position of the form that is recorded."""
 
     host = False
+    fits = True
 
     def __init__(self, trunk: Any, recorder: Recorder, given: Given, start: int, count: int, lane: Lane):
         c = trunk.config

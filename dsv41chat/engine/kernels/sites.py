@@ -96,6 +96,11 @@ class Routed:
     def __call__(self, *args: Any) -> Any:
         return self.inner(*args)
 
+    @property
+    def pads(self) -> bool:
+        """Of `gathered`: whether absent slots at the end of a list change no bit."""
+        return getattr(self.inner, "pads", False)
+
     def __getattr__(self, name: str) -> Any:
         if name in ("route", "inner", "stock", "direct"):
             raise AttributeError(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dsv41chat.engine.kernels.dialect import Kernel
 from dsv41chat.engine.kernels.text_tensor import MMA
 
-_UNIT = MMA + r"""
+UNIT = MMA + r"""
 #ifdef SHIM_CUDA
 FN void fetch(uint4* to, const u16* from, bool there) { const uint4 none = {0, 0, 0, 0}; *to = there ? *(const uint4*)from : none; }
 FN void fetched() {}
@@ -199,7 +199,7 @@ TENSOR_ATTEND = Kernel(
     }
   }
 """,
-    _UNIT,
+    UNIT,
     only="cuda",
 )
 

@@ -8,7 +8,7 @@ block changes no bit: a column depends on its own inputs alone, and inputs are a
 from __future__ import annotations
 
 from dsv41chat.engine.kernels.dialect import Kernel
-from dsv41chat.engine.kernels.text_tensor import _UNIT
+from dsv41chat.engine.kernels.text_tensor import UNIT
 
 # Of a block of 256 inputs: 16 rows of 128 bytes of codes, 16 x 4 scales, 16 x 4 biases.
 STAGE_BYTES = 2304
@@ -145,7 +145,7 @@ TENSOR_EXPERTS_UP = Kernel(
     ((u16*)out)[(u64)(m * S + j) * I + tile * 8 + g] = (u16)f2bf(a * sigm(a) * b * weights[i]);
   }
 """,
-    _UNIT + _STREAM,
+    UNIT + _STREAM,
     only="cuda",
     early=True,
 )
@@ -240,6 +240,6 @@ TENSOR_EXPERTS_DOWN = Kernel(
     ((u16*)out)[(u64)(i >> 4) * N + gx * 16 + (i & 15u)] = (u16)f2bf(sum);
   }
 """,
-    _UNIT + _STREAM,
+    UNIT + _STREAM,
     only="cuda",
 )

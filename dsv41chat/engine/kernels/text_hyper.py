@@ -7,6 +7,8 @@ produced `y` spread it over the streams; in V4.1 its pre also collapses them for
 from __future__ import annotations
 
 from dsv41chat.engine.kernels.dialect import Kernel
+from dsv41chat.engine.kernels.text_matrix import PAIR
+from dsv41chat.engine.kernels.text_tensor import MMA
 
 # h [M, 4, D], y [M, D], pre, post, comb, fn fp32 [24, 4 * D] -> hn [M, 4, D], xc [M, D] collapsed (STAGGER), part fp32 [M, G, 32]: over a
 # slice of DS (32 or 64) channels, 24 products with fn, 24: the streams' sum of squares, 25: that of the collapsed row. EXPAND 0: hn is not written
@@ -186,4 +188,117 @@ FN float inverse(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) 
 FN float inverse(float x) { return 1.0f / x; }
 #endif
 """,
+)
+
+# HYPER_SPREAD for the many rows of a prompt, on the matrix unit: the same arguments and results, over slices of DS (a multiple of 32) channels;
+# rows = dims[0]. fn is split into three bf16 numbers whose sum it is, so that products are exact; a row's sums depend on the row alone.
+# A SIMD group has 16 rows, lanes t = lane % 4 of each take every fourth run of 8 channels. Groups (G = D / DS, ceil(rows / (16 * NSG))) of
+# 32 * NSG threads, whose SIMD groups share what they read of fn.
+TENSOR_SPREAD = Kernel(
+    "tensor_spread",
+    ("h", "y", "pre", "post", "comb", "fn", "dims"),
+    ("hn", "xc", "part"),
+    r"""
+  constexpr int G = D / DS;
+  const u32 g = lane >> 2, t = lane & 3u, M = (u32)dims[0], first = (gy * NSG + sg) * 16 + g;
+  float acc[3][4], sq[2] = {0.0f, 0.0f}, cq[2] = {0.0f, 0.0f};
+  UNROLL for (int n = 0; n < 3; n++) UNROLL for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
+  // Rows beyond the last repeat it and are not written.
+  u32 row[2];
+  float co[2][16], po[2][4], pr[2][4];
+  UNROLL for (int r = 0; r < 2; r++) {
+    row[r] = UMN(first + 8 * r, M - 1);
+    UNROLL for (int i = 0; i < 4; i++) {
+      po[r][i] = EXPAND ? post[row[r] * 4 + i] : 0.0f;
+      pr[r][i] = STAGGER ? pre[row[r] * 4 + i] : 0.0f;
+    }
+    UNROLL for (int i = 0; i < 16; i++) co[r][i] = EXPAND ? comb[row[r] * 16 + i] : 0.0f;
+  }
+  _Pragma("unroll 1") for (u32 d = gx * DS + t * 8; d < gx * DS + DS; d += 32) {
+    uint4 old[2][4], in[2];
+    UNROLL for (int r = 0; r < 2; r++) {
+      UNROLL for (int k = 0; k < 4; k++) old[r][k] = *(const uint4*)((const u16*)h + ((u64)row[r] * 4 + k) * D + d);
+      if (EXPAND) in[r] = *(const uint4*)((const u16*)y + (u64)row[r] * D + d);
+    }
+    // Channels 2 p and 2 p + 1 of all streams.
+    u32 now[2][4][4];
+    UNROLL for (int r = 0; r < 2; r++) {
+      u32 sum[4];
+      UNROLL for (int p = 0; p < 4; p++) {
+        float o[4][2], c[2] = {0.0f, 0.0f};
+        UNROLL for (int k = 0; k < 4; k++) bf2(word(old[r][k], p), o[k]);
+        if (EXPAND) {
+          float v[2];
+          bf2(word(in[r], p), v);
+          UNROLL for (int k = 0; k < 4; k++) {
+            float n[2];
+            UNROLL for (int i = 0; i < 2; i++) {
+              n[i] = MUL(po[r][k], v[i]);
+              UNROLL for (int j = 0; j < 4; j++) n[i] = FMA(co[r][4 * j + k], o[j][i], n[i]);
+            }
+            now[r][k][p] = pair(n[0], n[1]);
+          }
+        } else {
+          UNROLL for (int k = 0; k < 4; k++) now[r][k][p] = word(old[r][k], p);
+        }
+        UNROLL for (int k = 0; k < 4; k++) {
+          float n[2];
+          bf2(now[r][k][p], n);
+          sq[r] = FMA(n[0], n[0], sq[r]); sq[r] = FMA(n[1], n[1], sq[r]);
+          if (STAGGER) { c[0] = FMA(pr[r][k], n[0], c[0]); c[1] = FMA(pr[r][k], n[1], c[1]); }
+        }
+        if (STAGGER) {
+          sum[p] = pair(c[0], c[1]);
+          bf2(sum[p], c);
+          cq[r] = FMA(c[0], c[0], cq[r]); cq[r] = FMA(c[1], c[1], cq[r]);
+        }
+      }
+      if (first + 8 * r < M) {
+        if (EXPAND) {
+          UNROLL for (int k = 0; k < 4; k++) {
+            const uint4 w = {now[r][k][0], now[r][k][1], now[r][k][2], now[r][k][3]};
+            *(uint4*)((u16*)hn + ((u64)row[r] * 4 + k) * D + d) = w;
+          }
+        }
+        if (STAGGER) { const uint4 w = {sum[0], sum[1], sum[2], sum[3]}; *(uint4*)((u16*)xc + (u64)row[r] * D + d) = w; }
+      }
+    }
+    UNROLL for (int k = 0; k < 4; k++) UNROLL for (int n = 0; n < 3; n++) {
+      u32 a[4], b[4], c[4];
+      const float4* F = (const float4*)(fn + ((u64)(n * 8 + g) * 4 + k) * D + d);
+      const float4 u = F[0], v = F[1];
+      three(u.x, u.y, a[0], b[0], c[0]); three(u.z, u.w, a[1], b[1], c[1]);
+      three(v.x, v.y, a[2], b[2], c[2]); three(v.z, v.w, a[3], b[3], c[3]);
+      UNROLL for (int p = 0; p < 4; p += 2) {
+        mma(acc[n], now[0][k][p], now[1][k][p], now[0][k][p + 1], now[1][k][p + 1], c[p], c[p + 1]);
+        mma(acc[n], now[0][k][p], now[1][k][p], now[0][k][p + 1], now[1][k][p + 1], b[p], b[p + 1]);
+        mma(acc[n], now[0][k][p], now[1][k][p], now[0][k][p + 1], now[1][k][p + 1], a[p], a[p + 1]);
+      }
+    }
+  }
+  UNROLL for (int r = 0; r < 2; r++) {
+    sq[r] += SHXOR(sq[r], 1); sq[r] += SHXOR(sq[r], 2);
+    cq[r] += SHXOR(cq[r], 1); cq[r] += SHXOR(cq[r], 2);
+    if (first + 8 * r < M) {
+      float* P = part + ((u64)row[r] * G + gx) * 32;
+      UNROLL for (int n = 0; n < 3; n++) { P[n * 8 + 2 * t] = acc[n][2 * r]; P[n * 8 + 2 * t + 1] = acc[n][2 * r + 1]; }
+      P[24 + t] = t == 0 ? sq[r] : t == 1 ? cq[r] : 0.0f;
+      P[28 + t] = 0.0f;
+    }
+  }
+""",
+    MMA
+    + PAIR
+    + r"""
+FN u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+// Two floats as three pairs of bf16 whose sums they are: each takes the next 8 bits.
+FN void three(float x, float y, u32& a, u32& b, u32& c) {
+  float v[2];
+  a = pair(x, y); bf2(a, v);
+  x -= v[0]; y -= v[1];
+  b = pair(x, y); bf2(b, v);
+  c = pair(x - v[0], y - v[1]);
+}
+""",
+    only="cuda",
 )

@@ -52,6 +52,15 @@ template <int BITS> FN void run32(DEV const u32* p, THREAD u32* a) {
 }
 """
 
+# Two floats as bf16, a in the low half: `pack2`, by the instruction that NVIDIA's devices have for it.
+PAIR = r"""
+#ifdef __CUDACC__
+FN u32 pair(float a, float b) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
+#else
+FN u32 pair(float a, float b) { return pack2(a, b); }
+#endif
+"""
+
 # x [rows, XS] bf16 or fp32 (XF), w [N, K], out [rows, N] bf16 or fp32 (OF). RG > 0: output rows n * RG .. use inputs n * K .. of a row.
 # rows = dims[0] <= M: the text is compiled for few sizes M, and rows beyond the last repeat it.
 # N2 > 0: a second matrix [N2, K] of the same form, whose outputs follow; out is [rows, N + N2]. AR > 0: to the second outputs of row m the
@@ -173,25 +182,51 @@ EXPERTS_DOWN = Kernel(
     DECODE + _PAIR,
 )
 
-# A whole matrix [N, K] as bfloat16, each value computed in fp32 and rounded once. Groups (K / 32 * N / 128) of 128 threads, a run of 32
-# inputs per thread; `dims` int32 [0] = number of runs.
+# A whole matrix [N, K] as bfloat16, each value computed in fp32 and rounded once. A thread has 4 runs of 8 inputs, each 16 bytes of the
+# result; those of neighbouring threads lie side by side, so that a SIMD group writes 512 bytes at once. Groups (ceil(K / 8 * N / 1024)) of
+# 256 threads; `dims` int32 [0] = number of runs.
 DECODE_MATRIX = Kernel(
     "decode_matrix",
     ("w", "sc", "bi", "dims"),
     ("out",),
     r"""
-  const u32 run = gx * 128 + tid;
-  if (run < (u32)dims[0]) {
-    u32 a[BITS]; float s, b;
-    run32<BITS>((DEV const u32*)w + (u64)run * BITS, a);
-    scales<MODE, BITS, SF>((DEV const u16*)sc, (DEV const u16*)bi, (u64)run / (GS / 32), s, b);
-    UNROLL for (int c = 0; c < 4; c++) {
-      uint4 o; float d[8];
-      UNROLL for (int i = 0; i < 8; i++) d[i] = FMA((code<MODE, BITS>(a, c * 8 + i)), s, b);
-      o.x = pack2(d[0], d[1]); o.y = pack2(d[2], d[3]); o.z = pack2(d[4], d[5]); o.w = pack2(d[6], d[7]);
-      *(DEV uint4*)((DEV u16*)out + (u64)run * 32 + c * 8) = o;
+  const u32 runs = (u32)dims[0], first = gx * 1024 + tid;
+  u32 a[4][2];
+  float s[4], b[4];
+  UNROLL for (int j = 0; j < 4; j++) {
+    const u32 run = UMN(first + j * 256, runs - 1);
+    run8<BITS>((DEV const u32*)w, run, a[j]);
+    scales<MODE, BITS, SF>((DEV const u16*)sc, (DEV const u16*)bi, (u64)(run / (GS / 8)), s[j], b[j]);
+  }
+  UNROLL for (int j = 0; j < 4; j++) {
+    const u32 run = first + j * 256;
+    if (run < runs) {
+      float d[8];
+      uint4 o;
+      UNROLL for (int i = 0; i < 8; i++) d[i] = FMA((code<MODE, BITS>(a[j], i)), s[j], b[j]);
+      o.x = pair(d[0], d[1]); o.y = pair(d[2], d[3]); o.z = pair(d[4], d[5]); o.w = pair(d[6], d[7]);
+      *(DEV uint4*)((DEV u16*)out + (u64)run * 8) = o;
     }
   }
 """,
-    DECODE,
+    DECODE
+    + r"""
+// The codes of run i of 8 inputs, which are BITS bytes, from bit 0 of `a` on.
+template <int BITS> FN void run8(DEV const u32* w, u32 i, THREAD u32* a) {
+  if (BITS == 8) {
+    const uint2 t = *(DEV const uint2*)(w + (u64)i * 2);
+    a[0] = t.x; a[1] = t.y;
+  } else if (BITS == 4) {
+    a[0] = w[i]; a[1] = 0;
+  } else {
+    const u64 byte = (u64)i * BITS;
+    const u32 from = (u32)(byte & 3u) * 8;
+    DEV const u32* p = w + byte / 4;
+    const u32 low = p[0], high = from + 8 * BITS > 32 ? p[1] : 0;
+    a[0] = from ? (low >> from) | (high << (32 - from)) : low;
+    a[1] = high >> from;
+  }
+}
+"""
+    + PAIR,
 )

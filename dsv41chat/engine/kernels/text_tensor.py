@@ -1,4 +1,4 @@
-"""CUDA texts on the matrix unit: multi-row products of 4-bit affine and of plain matrices, and prompt tiles. Source: spec: kernels, 4 (a'), (h).
+"""CUDA texts on the matrix unit: multi-row products of 4-bit affine and of plain matrices. Source: spec: kernels, 4 (a'), (h).
 
 `mma` multiplies 16 rows of weights with 8 columns, the rows of x; absent rows are zero columns, and column n of a result depends on
 column n of x alone. Inputs are taken in the order (0,4)(1,5)(2,6)(3,7) of every 8, in which a shift brings two 4-bit codes into place.
@@ -7,7 +7,6 @@ column n of x alone. Inputs are taken in the order (0,4)(1,5)(2,6)(3,7) of every
 from __future__ import annotations
 
 from dsv41chat.engine.kernels.dialect import Kernel
-from dsv41chat.engine.kernels.text_matrix import DECODE
 
 # One instruction of the matrix unit.
 MMA = r"""
@@ -22,7 +21,7 @@ FN void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #endif
 """
 
-_UNIT = (
+UNIT = (
     MMA
     + r"""
 #define ROLLED _Pragma("unroll 1")
@@ -152,7 +151,7 @@ TENSOR_MATVEC = Kernel(
     else ((u16*)out)[(u64)m * N + row + k] = (u16)f2bf(v);
   }
 """,
-    _UNIT
+    UNIT
     + r"""
 #ifdef SHIM_CUDA
 FN u32 shared_at(uint4* p) { return shim::shared_at(p); }
@@ -230,104 +229,7 @@ TENSOR_PLAIN = Kernel(
     else ((u16*)out)[(u64)m * (N + N2) + first + n] = (u16)f2bf(v);
   }
 """,
-    _UNIT,
+    UNIT,
     only="cuda",
     early=True,
-)
-
-# Rows of x [*, K] bf16 times the matrices of their experts [E, N, K] -> out [R, N] bf16. Rows are sorted by expert: row r takes x at
-# tok[r]; tiles int32 [n, 4] = (expert, first row, rows, -) with at most 8 * NT rows each, none for a tile that is not used.
-# Weights are decoded to bfloat16, rounded once. Groups (N / (16 * W), tiles) of 32 * W threads, W = NT: they stage 8 * NT rows x 64 inputs.
-TENSOR_TILES = Kernel(
-    "tensor_tiles",
-    ("x", "w", "sc", "bi", "tiles", "tok"),
-    ("out",),
-    r"""
-  SHM uint4 staged[2][NT * 64];
-  const u32 g = lane >> 2, t = lane & 3u;
-  const int e = tiles[gy * 4], first = tiles[gy * 4 + 1], count = tiles[gy * 4 + 2];
-  if (count <= 0) return;
-  const u64 row = (u64)e * N + (gx * NT + sg) * 16 + g;
-  float acc[NT][4];
-  UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
-  const int mine = tid >> 2;
-  const bool there = mine < count;
-  const u16* X = (const u16*)x + (u64)(there ? tok[first + mine] : 0) * K + (tid & 3u) * 16;
-  frag f;
-  row16(X, there, f);
-  half_run<BITS> a, b;
-  a.load(w, (row * (K / 16) + t)); b.load(w, ((row + 8) * (K / 16) + t));
-  for (int it = 0; it < K / 64; it++) {
-    uint4* o = staged[it & 1];
-    { const uint4 u = {f.p[0], f.p[1], f.p[2], f.p[3]}, v = {f.p[4], f.p[5], f.p[6], f.p[7]}; o[tid] = u; o[NT * 32 + tid] = v; }
-    u32 A[16];
-    const u64 at = (it * 64 + t * 16) / GS;
-    weights16<MODE, BITS, SF>(a, sc, bi, row * (K / GS) + at, A);
-    weights16<MODE, BITS, SF>(b, sc, bi, (row + 8) * (K / GS) + at, A + 1);
-    if (it + 1 < K / 64) {
-      row16(X + (it + 1) * 64, there, f);
-      a.load(w, row * (K / 16) + (it + 1) * 4 + t); b.load(w, (row + 8) * (K / 16) + (it + 1) * 4 + t);
-    }
-    BARRIER();
-    UNROLL for (int n = 0; n < NT; n++) {
-      const uint4 u = o[n * 32 + lane], v = o[NT * 32 + n * 32 + lane];
-      mma(acc[n], A[0], A[1], A[2], A[3], u.x, u.y); mma(acc[n], A[4], A[5], A[6], A[7], u.z, u.w);
-      mma(acc[n], A[8], A[9], A[10], A[11], v.x, v.y); mma(acc[n], A[12], A[13], A[14], A[15], v.z, v.w);
-    }
-  }
-  u16* O = (u16*)out + (u64)first * N + (gx * NT + sg) * 16 + g;
-  UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 4; i++) {
-    const int c = n * 8 + 2 * t + (i & 1);
-    if (c < count) O[(u64)c * N + (i >> 1) * 8] = (u16)f2bf(acc[n][i]);
-  }
-""",
-    DECODE
-    + _UNIT
-    + r"""
-// The codes of 16 neighbouring inputs: run `i` of a matrix.
-template <int BITS> struct half_run {
-  u32 a[BITS / 2];
-  FN void load(const void* w, u64 i) {
-    const u32* p = (const u32*)w + i * (BITS / 2);
-    constexpr int N = BITS / 2;  // the places below are within it where they are used
-    if (BITS == 8) {
-      const uint4 t = *(const uint4*)p;
-      a[0] = t.x; a[1 % N] = t.y; a[2 % N] = t.z; a[3 % N] = t.w;
-    } else if (BITS == 4) {
-      const uint2 t = *(const uint2*)p;
-      a[0] = t.x; a[1 % N] = t.y;
-    } else {
-      UNROLL for (int j = 0; j < N; j++) a[j] = p[j];
-    }
-  }
-};
-// scale * (code pair as 128 + q - 128) + bias, rounded once per value
-FN u32 affine_pair(u32 q, u32 s, u32 z) {
-#ifdef SHIM_CUDA
-  return pack2(FMA(asf(q << 16) - 128.0f, bf2f(s), bf2f(z)), FMA(asf(q & 0xffff0000u) - 128.0f, bf2f(s), bf2f(z)));
-#else
-  u32 d; s |= s << 16; z |= z << 16;
-  // q * 1 - 128: the subtraction itself came to the instruction set a generation later.
-  asm("{ .reg .b32 t; fma.rn.bf16x2 t, %1, %2, %3; fma.rn.bf16x2 %0, t, %4, %5; }"
-      : "=r"(d) : "r"(q), "r"(0x3F803F80u), "r"(0xC300C300u), "r"(s), "r"(z));
-  return d;
-#endif
-}
-// Operands of one row: A[0], A[2], .., A[14] hold the 8 pairs of its 16 inputs; the row 8 further down fills the odd places.
-template <int MODE, int BITS, int SF> FN void weights16(const half_run<BITS>& r, const void* sc, const void* bi, u64 at, u32* A) {
-  if (MODE == 0 && BITS == 4 && SF == 0) {
-    const u32 s = ((const u16*)sc)[at], z = ((const u16*)bi)[at];
-    UNROLL for (int i = 0; i < 4; i++) {
-      A[i * 2] = affine_pair(nib(r.a[0], 4 * i), s, z);
-      A[8 + i * 2] = affine_pair(nib(r.a[1 % (BITS / 2)], 4 * i), s, z);
-    }
-  } else {
-    float s, b, v[16];
-    scales<MODE, BITS, SF>((const u16*)sc, (const u16*)bi, at, s, b);
-    UNROLL for (int i = 0; i < 16; i++) v[i] = FMA((code<MODE, BITS>(r.a, i)), s, b);
-    UNROLL for (int i = 0; i < 4; i++) { A[i * 2] = pack2(v[i], v[i + 4]); A[8 + i * 2] = pack2(v[8 + i], v[12 + i]); }
-  }
-}
-""",
-    only="cuda",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -89,6 +89,24 @@ class AttentionWeights:
         return self.wo_b(self.wo_a(o.reshape(o.shape[0], -1)))
 
 
+def windows(lane: Lane, rows: Rows, name: str, kv: mx.array) -> Iterator[tuple[slice, mx.array, mx.array, mx.array]]:
+    """Put the rows' latents kv [n, C] into ring `name`, and give blocks of rows: (rows, latents [R, C], slots int32 [b, W] of their windows
+    among these, present [b, W]).
+
+    On a device the rows of a long call are one block, which looks into the latents themselves, behind those of the window before it.
+    The host, where a call costs little, goes through the ring block by block and copies nothing.
+    """
+    if rows.fits or rows.host:
+        for part, write, slots, present in rows.blocks:
+            lane.write(name, write, kv[part])
+            yield part, lane.buffers[name], slots, present
+        return
+    before, kept, write, slots, present = rows.run
+    latents = kv if before is None else mx.concatenate([lane.buffers[name][before], kv])
+    lane.write(name, write, kv[kept])
+    yield slice(0, rows.n), latents, slots, present
+
+
 @dataclass
 class Attention:
     """Window rows of this layer and, with a compress ratio, the picked entries of the owner layer. Duplicates are allowed.
@@ -125,10 +143,9 @@ class Attention:
         if self.layer.ratio:
             index, picked = rows.picked
             pool = lane.buffers[f"pool.{self.layer.kv_source}"]
-        for part, write, slots, present in rows.blocks:
-            lane.write(name, write, kv[part])
+        for part, *window in windows(lane, rows, name, kv):
             chosen = (None, None) if pool is None else (index[part], picked[part])
-            out.append(self.gathered(q[part], (cos[part], sin[part]), lane.buffers[name], slots, present, pool, *chosen))
+            out.append(self.gathered(q[part], (cos[part], sin[part]), *window, pool, *chosen))
         return rows.concatenate(out)
 
     def gathered(

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from dsv41chat.engine.config_v4 import V4Config
 from dsv41chat.engine.lane import Lane
-from dsv41chat.engine.nn.attention import AttentionWeights
+from dsv41chat.engine.nn.attention import AttentionWeights, windows
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
 from dsv41chat.engine.nn.indexer_v4 import IndexerV4
 from dsv41chat.engine.ops import attend, fakequant, select
@@ -60,8 +60,7 @@ class AttentionV4:
     def _attend(self, lane: Lane, rows: RowsV4, q: mx.array, kv: mx.array, picked) -> mx.array:
         name, out = f"window.{self.layer.index}", []
         cos, sin = rows.tables[self.layer.rope]
-        for part, write, slots, present in rows.blocks:
-            lane.write(name, write, kv[part])
+        for part, latents, slots, present in windows(lane, rows, name, kv):
             for cut, width in self._cuts(rows, part, picked is None):
                 last, local = out[-1:], slice(cut.start - part.start, cut.stop - part.start)
                 chosen = (None, None, None)
@@ -69,7 +68,7 @@ class AttentionV4:
                     chosen = lane.buffers[f"pool.{self.layer.index}"], *self._all(rows, cut, width, last)
                 elif width:
                     chosen = lane.buffers[f"pool.{self.layer.index}"], picked[0][cut, :width], picked[1][cut, :width]
-                window = lane.buffers[name], after(slots[local], *last), present[local]
+                window = latents, after(slots[local], *last), present[local]
                 out.append(self.gathered(after(q[cut], *last), (cos[cut], sin[cut]), *window, *chosen))
         return rows.concatenate(out)
 
@@ -84,7 +83,11 @@ class AttentionV4:
         """(rows, entry slots) of calls of the core. everything: lists hold all that a row sees; they grow with the context, so they are made
         for few rows at a time."""
         most = self.indexer.topk if self.indexer is not None else None
-        for tile, width in rows.tiles(part, self.layer.ratio, most):
+        tiles = rows.tiles(part, self.layer.ratio, most)
+        # What a route puts in place may take lists with absent slots at their end and give the same bits: then one width does for all rows.
+        if getattr(self.gathered, "pads", False):
+            tiles = [(part, max(width for _, width in tiles))]
+        for tile, width in tiles:
             for cut in row_blocks(tile.stop - tile.start, _LIST_BYTES * width if everything else 0, rows.host):
                 yield slice(tile.start + cut.start, tile.start + cut.stop), width
 

@@ -13,7 +13,7 @@ from dsv41chat.engine.ops import fakequant, norm, pool, rope
 from dsv41chat.engine.ops.hadamard import hadamard_matrix
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
-from dsv41chat.engine.rows_v4 import RowsV4
+from dsv41chat.engine.rows_v4 import GroupBlock, GroupRun, RowsV4
 
 
 @dataclass
@@ -50,13 +50,24 @@ class CompressorV4:
         """x [n, D], the layer's normed input: append the entry of every group that these rows complete.
 
         A block of rows is written to the ring before its groups are read, each whole and in one expression, so a group has the
-        same bits whichever calls brought its rows.
+        same bits whichever calls brought its rows. On a device the groups of a long call are pooled from the rows themselves, all at once.
         """
-        raw = self.raw_rows(x, rows.places(self.layer.ratio))
-        for block in rows.group_blocks(self.layer, lane.specs[self.raw].rows):
-            lane.write(self.raw, block.write, raw[block.part])
-            if block.read is not None:
-                lane.append(self.entries, block.first, self.finish(self.pool(lane.buffers[self.raw][block.read], block.first == 0), rows, block))
+        raw, capacity = self.raw_rows(x, rows.places(self.layer.ratio)), lane.specs[self.raw].rows
+        if rows.fits or rows.host:
+            for block in rows.group_blocks(self.layer, capacity):
+                lane.write(self.raw, block.write, raw[block.part])
+                if block.read is not None:
+                    self._append(lane, rows, block, lane.buffers[self.raw][block.read])
+            return
+        run = rows.group_run(self.layer, capacity)
+        group = raw if run.before is None else mx.concatenate([lane.buffers[self.raw][run.before], raw])
+        lane.write(self.raw, run.write, raw[run.kept])
+        if run.last > run.first:
+            self._append(lane, rows, run, group[: run.pooled])
+
+    def _append(self, lane: Lane, rows: RowsV4, groups: GroupBlock | GroupRun, group_rows: mx.array) -> None:
+        """The entries of whole groups, from their raw rows."""
+        lane.append(self.entries, groups.first, self.finish(self.pool(group_rows, groups.first == 0), rows, groups))
 
     def raw_rows(self, x: mx.array, places: mx.array) -> mx.array:
         """x [n, D], places int32 [n] of the rows in their groups -> value and gate rows float32 [n, 2, width]."""

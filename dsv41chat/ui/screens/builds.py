@@ -62,7 +62,7 @@ class BuildsScreen(Spawning, Page[str | None]):
         with Vertical(classes="dialog dialog-full"):
             yield Static("Builds", classes="dialog-title")
             yield OptionList(id="list", markup=False, compact=True)
-            yield Static(visible_line(self._cost), markup=False, id="build-cost")
+            yield Static("", markup=False, id="build-cost")
             yield Foot("enter switch", "a add", "i info", "v verify", "x remove (files stay)", "w first steps")
 
     def on_mount(self) -> None:
@@ -110,6 +110,15 @@ class BuildsScreen(Spawning, Page[str | None]):
         loaded = next((index for index, row in enumerate(self._rows) if row.loaded), 0)
         if self._rows:
             options.highlighted = loaded if kept is None else min(kept, len(self._rows) - 1)
+        self._show_cost()
+
+    def _show_cost(self) -> None:
+        """What Enter on this line costs; the build that is loaded costs nothing."""
+        row = self._chosen()
+        self.query_one("#build-cost", Static).update("" if row is None or row.loaded else visible_line(self._cost))
+
+    def on_option_list_option_highlighted(self) -> None:
+        self._show_cost()
 
     def _line(self, row: Row, width: int) -> Text:
         mark = "! " if row.problem else "> " if row.loaded else "  "

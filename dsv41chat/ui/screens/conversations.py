@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
@@ -33,6 +34,16 @@ FOOT = (
 SORTS = ("recent", "title", "created", "size")
 
 
+class _Rows(OptionList):
+    """The list, which gives / to the filter at once: the keys behind it may wait already, and go to whatever has the focus by then."""
+
+    def _forward_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key) and event.key == "slash":
+            self.screen.set_focus(self.screen.query_one(Input))
+        else:
+            super()._forward_event(event)
+
+
 class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
     """Returns ("open", id), ("message", id, message id, query), ("new", ""), ("export", id) or None.
 
@@ -47,7 +58,7 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
     ]
     LIST_KEYS = {
         "n": "new", "r": "rename", "p": "pin", "e": "export", "d": "delete", "delete": "delete", "u": "undelete", "s": "next_sort",
-        "b": "by_build", "slash": "to_filter",
+        "b": "by_build",
     }  # fmt: skip
 
     def __init__(self, store: Store, current: str | None = None, query: str = "", cached: Callable[[], dict[str, int]] = dict):
@@ -59,7 +70,9 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
         self._order = 0
         self._build: str | None = None
         self._deleted: list[str] = []
-        self._round = 0
+        self._early: list[events.Key] | None = []  # keys that came before there was a list; None once there is one
+        self._known = 0  # what the lines answer of the filter: 1 by titles, 2 by the text too
+        self._enter = False  # Enter came in the filter before the lines answered it
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog dialog-full"):
@@ -67,13 +80,24 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
                 yield Static("Conversations", id="list-title", markup=False)
                 yield Static("", id="list-sort", markup=False)
             yield Input(self._query, placeholder="/ filters by title and text", id="list-filter", compact=True)
-            yield OptionList(id="list", markup=False, compact=True)
+            yield _Rows(id="list", markup=False, compact=True)
             yield Foot(*FOOT)
 
     def on_mount(self) -> None:
-        self.query_one(Input).focus() if self._query else self.query_one(OptionList).focus()
+        # Not by focus(), which takes its turn behind the keys that wait.
+        self.set_focus(self.query_one(Input if self._query else OptionList))
+        early, self._early = self._early or [], None
+        for key in early:
+            (self.focused or self)._forward_event(key)
         self._reload()
         self.spawn(self._look_at_states(), "states")
+
+    def _forward_event(self, event: events.Event) -> None:
+        """Keys typed behind the one that opens the page are for its list, which may not be there yet."""
+        if isinstance(event, events.Key) and self._early is not None:
+            self._early.append(event)
+        else:
+            super()._forward_event(event)
 
     def on_resize(self) -> None:
         self._show()
@@ -93,15 +117,21 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
         find = lambda **options: self._store.list_conversations(query or None, 1000, sort=sort, build=build, pinned_first=True, **options)
         try:
             self._rows, self._hits = await asyncio.to_thread(find, titles_only=True), {}
-            self._show()
+            self._answered(1 if query else 2)
             if query:
                 await asyncio.sleep(FULL_TEXT_DELAY_S)
                 rows = await asyncio.to_thread(find)
                 hits = (await asyncio.to_thread(self._store.search, query)).hits
                 self._rows, self._hits = rows, _by_conversation(hits)
-                self._show()
+                self._answered(2)
         except StoreError as error:
             self.notify(visible_line(str(error)), severity="error", markup=False)
+
+    def _answered(self, known: int) -> None:
+        """Shows what the filter found; an Enter that came before it opens the first line now."""
+        self._known = known
+        self._show()
+        self._open_if_found()
 
     def _show(self) -> None:
         if not self.query(OptionList):
@@ -153,12 +183,19 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
     # Keys ---------------------------------------------------------------------------------------------------------------
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self._query = event.value
+        self._query, self._known, self._enter = event.value, 0, False
         self._reload()
 
     def on_input_submitted(self) -> None:
-        if chosen := self._chosen():
-            self._open(chosen)
+        self._enter = True
+        self._open_if_found()
+
+    def _open_if_found(self) -> None:
+        """What Enter in the filter opens must answer to the whole filter: with no such title the text is waited for."""
+        if self._enter and (self._known == 2 or self._known == 1 and self._rows):
+            self._enter = False
+            if chosen := self._chosen():
+                self._open(chosen)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self._open(event.option.id)
@@ -199,9 +236,6 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
         who = lambda one: "you" if one.role == "user" else one.build_name or ("answer" if one.role == "assistant" else one.role)
         parts = [f"{who(one)}\n{one.text}" for one in path[-PREVIEWED:]]
         self.app.push_screen(TextScreen(row.title, "\n\n".join(parts)))
-
-    def _to_filter(self) -> None:
-        self.query_one(Input).focus()
 
     def _new(self) -> None:
         self.dismiss(("new", ""))

@@ -1,4 +1,4 @@
-"""One case per kernel form: the callable, its stock operation in float32, and inputs of eight rows. The CPU shim and a device run the same."""
+"""One case per kernel form: the callable, its stock operation in float32, and inputs, of eight rows or more. The CPU shim and a device run them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.kernels import finish, tensor
+from dsv41chat.engine.kernels import finish, tensor, tiles
 from dsv41chat.engine.kernels.attend import Attend, TensorAttend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.experts import TensorExperts
@@ -28,8 +28,9 @@ BF16, F32 = mx.bfloat16, mx.float32
 
 @dataclass(frozen=True)
 class Case:
-    """inputs: for ROWS rows, arrays or tuples of them; shared: those that all rows use. limits: relative L2 distance to stock, one per
-    result; 0: the same bits. close: results whose bits may differ between devices (exp, log, the matrix unit). only: its one dialect."""
+    """inputs: for `rows` rows, arrays or tuples of them; shared: those that all rows use. limits: relative L2 distance to stock, one per
+    result; 0: the same bits. close: results whose bits may differ between devices (exp, log, the matrix unit). only: its one dialect.
+    fewer: numbers of rows that are also taken alone."""
 
     name: str
     build: Callable[[Backend], Callable]
@@ -39,17 +40,19 @@ class Case:
     shared: frozenset[int] = frozenset()
     close: frozenset[int] = frozenset()
     only: str | None = None
+    rows: int = ROWS
+    fewer: tuple[int, ...] = (1, 3)
 
     def arguments(self, rows: int) -> tuple:
         return tuple(a if i in self.shared else _cut(a, rows) for i, a in enumerate(self.inputs))
 
-    def run(self, backend: Backend, rows: int = ROWS) -> tuple[mx.array, ...]:
-        return _tuple(self.build(backend)(*self.arguments(rows)))
+    def run(self, backend: Backend, rows: int | None = None) -> tuple[mx.array, ...]:
+        return _tuple(self.build(backend)(*self.arguments(rows or self.rows)))
 
-    def want(self, rows: int = ROWS) -> tuple[mx.array, ...]:
-        return _tuple(self.stock(*self.arguments(rows)))
+    def want(self, rows: int | None = None) -> tuple[mx.array, ...]:
+        return _tuple(self.stock(*self.arguments(rows or self.rows)))
 
-    def distances(self, got: tuple[mx.array, ...], rows: int = ROWS) -> list[float]:
+    def distances(self, got: tuple[mx.array, ...], rows: int | None = None) -> list[float]:
         return [distance(a, b) for a, b in zip(got, self.want(rows), strict=True)]
 
 
@@ -190,9 +193,9 @@ def replace_scale(p: nn.Packed, factor: float) -> nn.Packed:
     return p if p.mode != "affine" else replace(p, scales=p.scales * factor, biases=p.biases * factor)
 
 
-def hyper(stagger: bool, first: bool, extreme: bool = False) -> Case:
-    """extreme: Sinkhorn inputs of +-80."""
-    d, D = Draw(8), 256
+def hyper(stagger: bool, first: bool, extreme: bool = False, prompt: bool = False) -> Case:
+    """extreme: Sinkhorn inputs of +-80. prompt: what many rows take, of these few."""
+    d, D = Draw(8), 320 if prompt else 256
     base = d.normal(24)
     if extreme:
         base = mx.array(np.where(np.arange(24) % 3, 80.0, -80.0).astype(np.float32))
@@ -201,12 +204,19 @@ def hyper(stagger: bool, first: bool, extreme: bool = False) -> Case:
     inputs = d.rows(ROWS, 4, D), d.positive(ROWS, 4), d.rows(ROWS, D), d.positive(ROWS, 4), d.positive(ROWS, 4, 4) / 4
     if first:
         inputs = *inputs[:2], None, None, None
-    name = f"enter {'lagged' if stagger else 'own'}{' first' if first else ''}{' extreme' if extreme else ''}"
+    name = f"{'prompt ' if prompt else ''}enter {'lagged' if stagger else 'own'}{' first' if first else ''}{' extreme' if extreme else ''}"
     stock = lambda *streams: enter(mix, weight, mix.norm_eps, stagger, streams)
     # The streams and the row are bfloat16: a sum in another order moves a rounding now and then.
     limits = 1e-3, 1e-3, 1e-5, 1e-5, 1e-5
     close = frozenset({2, 3, 4}) | (frozenset() if stagger else frozenset({1}))
-    return Case(name, lambda b: Enter(b, mix, weight, mix.norm_eps, stagger), stock, inputs, limits, close=close)
+
+    def build(backend: Backend) -> Callable:
+        call = Enter(backend, mix, weight, mix.norm_eps, stagger)
+        if prompt:
+            call._many = lambda n: True
+        return call
+
+    return Case(name, build, stock, inputs, limits, close=close, only="cuda" if prompt else None)
 
 
 def mixes() -> Case:
@@ -215,18 +225,21 @@ def mixes() -> Case:
     return Case("mixes", lambda b: Mixes(b, mix), lambda h: mix(h.astype(F32)), (d.rows(ROWS, 4, D),), (1e-5,) * 3, close=frozenset({0, 1, 2}))
 
 
-def attention(heads: int, channels: int, dims: int, window: int, entries: int, head_eps: float | None, unit: bool = False) -> Case:
-    """Lists with absent slots in front and at the end; row 3 sees its own window row alone. unit: on the matrix unit."""
+def attention(
+    heads: int, channels: int, dims: int, window: int, entries: int, head_eps: float | None, unit: bool = False, rows: int = ROWS
+) -> Case:  # fmt: skip
+    """Lists with absent slots in front and at the end; row 3 sees its own window row alone. unit: on the matrix unit. rows: more than
+    eight are those of a prompt."""
     d = Draw(9)
-    q, ring, pool = d.rows(ROWS, heads, channels), d.normal(2 * window, channels).astype(BF16), d.normal(90, channels).astype(BF16)
-    slots, live = d.whole(0, 2 * window, ROWS, window), d.rng.integers(0, window, (ROWS, 1))
+    q, ring, pool = d.rows(rows, heads, channels), d.normal(2 * window, channels).astype(BF16), d.normal(90, channels).astype(BF16)
+    slots, live = d.whole(0, 2 * window, rows, window), d.rng.integers(0, window, (rows, 1))
     live[3] = window - 1
     present = mx.array(np.arange(window)[None] >= live)
-    sink, table = d.normal(heads), d.table(ROWS, dims)
-    seen = d.rng.integers(0, entries + 1, (ROWS, 1)) if entries else None
+    sink, table = d.normal(heads), d.table(rows, dims)
+    seen = d.rng.integers(0, entries + 1, (rows, 1)) if entries else None
     if entries:
         seen[3] = 0
-    chosen = (pool, d.whole(0, 90, ROWS, entries), mx.array(np.arange(entries)[None] < seen)) if entries else (None, None, None)
+    chosen = (pool, d.whole(0, 90, rows, entries), mx.array(np.arange(entries)[None] < seen)) if entries else (None, None, None)
 
     def stock(q, table, ring, slots, present, pool, index, picked):
         x = q if head_eps is None else norm.rms(q, None, head_eps)
@@ -236,9 +249,15 @@ def attention(heads: int, channels: int, dims: int, window: int, entries: int, h
         return rope.rotate(attend.attend_rows(rope.rotate(x, table), keys, keep, sink, channels**-0.5), table, inverse=True)
 
     build = lambda b: (TensorAttend if unit else Attend)(b, heads, channels, dims, window, sink, head_eps)
+    fewer = (1, 3)
+    if rows > ROWS:
+        # Scores so far apart that running maxima grow by much.
+        q = q * mx.where(mx.arange(rows) % 4 == 0, 16, 1).astype(BF16)[:, None, None]
+        fewer = ROWS + 1, rows - 1
     inputs = q, table, ring, slots, present, *chosen
-    name = f"{'tensor ' if unit else ''}attend {heads} x {channels}, {window} + {entries}{' normed' if head_eps else ''}"
-    return Case(name, build, stock, inputs, (2.5e-3,), frozenset({2, 5}), frozenset({0}), "cuda" if unit else None)
+    kind = "prompt " if rows > ROWS else "tensor " if unit else ""
+    name = f"{kind}attend {heads} x {channels}, {window} + {entries}{' normed' if head_eps else ''}"
+    return Case(name, build, stock, inputs, (2.5e-3,), frozenset({2, 5}), frozenset({0}), "cuda" if unit else None, rows, fewer)
 
 
 def scores(heads: int, channels: int) -> Case:
@@ -327,22 +346,57 @@ def tensor_pair(table_rows: int) -> Case:
     return Case(f"tensor pair {table_rows}", build, stock, (d.rows(ROWS, 512), at), (1e-5,), close=frozenset({0}), only="cuda")
 
 
-def tensor_experts(mode: str, bits: int, group: int) -> Case:
-    """Weights are rounded to bfloat16 before the products, which this stock operation does as well."""
+def tensor_experts(mode: str, bits: int, group: int, shared: tuple[str, int, int] | None = None, plain: bool = False) -> Case:
+    """Weights are rounded to bfloat16 before the products, which this stock operation does as well. shared: the form of the shared expert,
+    the same by default; plain: it has none that tiles take."""
     d, E, D, I, picks = Draw(16), 5, 128, 64, 3
-    up = [nn.QuantizedExpertLinear(d.packed((E, I, D), mode, bits, group), BF16) for _ in range(2)]
+    up = [nn.QuantizedExpertLinear(replace_scale(d.packed((E, I, D), mode, bits, group), 4.0), BF16) for _ in range(2)]
     down = nn.QuantizedExpertLinear(d.packed((E, D, I), mode, bits, group), BF16)
+    form = shared or (mode, bits, group)
+    alone = [nn.QuantizedLinear(d.packed(shape, *form)) for shape in ((I, D), (I, D), (D, I))]
     wide = [nn.ExpertLinear(values(m).astype(BF16).astype(F32), F32) for m in (*up, down)]
-    shared = lambda x: x * 0.5
+    half = [values(m).astype(BF16).astype(F32) for m in alone]
+
+    def other(x):
+        v = x.astype(F32)
+        return route.swiglu(v @ half[0].T, v @ half[1].T, 2.0, None, BF16).astype(F32) @ half[2].T
 
     def stock(x, ids, w):
         v = x.astype(F32)[:, None, None]
         act = route.swiglu(wide[0](v, ids), wide[1](v, ids), 2.0, w[..., None, None], F32)
-        return mx.sum(wide[2](act, ids)[:, :, 0], axis=1) + shared(x).astype(F32)
+        return mx.sum(wide[2](act, ids)[:, :, 0], axis=1) + other(x)
 
     inputs = d.rows(ROWS, D), d.chosen(picks, E), d.positive(ROWS, picks)
-    build = lambda b: tensor.TileExperts(b, *up, down, shared, 2.0)
-    return Case(f"tensor experts {mode} {bits}", build, stock, inputs, (5e-3,), close=frozenset({0}), only="cuda")
+    matrices = [nn.QuantizedLinear(d.packed((m, n), "affine", 3, 32)) for m, n in ((I, D), (I, D), (D, I))] if plain else alone
+    build = lambda b: tiles.TileExperts(b, tuple(up), down, tuple(matrices[:2]), matrices[2], 2.0, lambda x: other(x).astype(BF16))
+    name = f"tensor experts {mode} {bits}{f' shared {shared[0]}' if shared else ''}{' beside another' if plain else ''}"
+    return Case(name, build, stock, inputs, (5e-3,), close=frozenset({0}), only="cuda")
+
+
+def prompt_groups(mode: str, bits: int, group: int) -> Case:
+    d, G, K, N = Draw(27), 3, 192, 64
+    module = nn.QuantizedGroupedLinear(d.packed((G, N, K), mode, bits, group))
+    w = values(module)
+    stock = lambda x: mx.concatenate([x.astype(F32)[:, K * g : K * (g + 1)] @ w[g].T for g in range(G)], axis=1)
+    name = f"prompt groups {mode} {bits}"
+    return Case(name, lambda b: tiles.GroupsProduct(b, module), stock, (d.rows(ROWS, G * K),), (4e-3,), close=frozenset({0}), only="cuda")
+
+
+def prompt_rows(inputs: int, outputs: int, table_rows: int | None = None) -> Case:
+    """Plain matrices of a prompt with float32 results; table_rows: two of them, 0 without a table."""
+    d = Draw(26)
+    first, second = (nn.Linear(d.normal(outputs, inputs).astype(BF16)) for _ in range(2))
+    table, at = d.normal(table_rows, outputs) if table_rows else None, d.whole(0, 1000, ROWS)
+    build = lambda b: tiles.RowsProduct(b, first, None if table_rows is None else second, table, split=bool(table_rows))
+
+    def stock(x, at):
+        a, b = (x.astype(F32) @ m.weight.astype(F32).T for m in (first, second))
+        if table_rows is None:
+            return a
+        return mx.concatenate([a, b], axis=1) if table is None else mx.stack([a, b + table[at % table_rows]], axis=1)
+
+    name = f"prompt rows {inputs} to {outputs}{'' if table_rows is None else f' and {table_rows}'}"
+    return Case(name, build, stock, (d.rows(ROWS, inputs), at), (1e-5,), close=frozenset({0}), only="cuda")
 
 
 def decoded(mode: str, bits: int, group: int) -> Case:
@@ -406,6 +460,9 @@ def cases() -> tuple[Case, ...]:
         hyper(False, False),
         hyper(False, True),
         hyper(True, False, extreme=True),
+        hyper(True, False, prompt=True),
+        hyper(True, True, prompt=True),
+        hyper(False, False, prompt=True),
         mixes(),
         attention(8, 64, 32, 64, 128, None),
         attention(4, 512, 64, 32, 20, None),
@@ -415,6 +472,11 @@ def cases() -> tuple[Case, ...]:
         attention(32, 512, 64, 32, 20, None, True),
         attention(24, 256, 64, 48, 30, 1e-6, True),
         attention(16, 128, 64, 40, 0, None, True),
+        attention(16, 64, 32, 64, 128, None, True, 40),
+        attention(128, 64, 32, 64, 128, None, True, 10),
+        attention(20, 512, 64, 32, 20, None, True, 10),
+        attention(24, 192, 64, 48, 500, 1e-6, True, 12),
+        attention(64, 128, 64, 40, 0, None, True, 10),
         scores(32, 128),
         scores(64, 128),
         scores(4, 32),
@@ -444,7 +506,17 @@ def cases() -> tuple[Case, ...]:
         tensor_experts("mxfp8", 8, 32),
         tensor_experts("affine", 6, 32),
         tensor_experts("affine", 2, 64),
-        *(decoded(*f) for f in (("affine", 4, 64), ("affine", 3, 32), ("mxfp4", 4, 32), ("mxfp8", 8, 32))),
+        tensor_experts("affine", 8, 32),
+        tensor_experts("affine", 4, 64, plain=True),
+        tensor_experts("mxfp4", 4, 32, ("mxfp8", 8, 32)),
+        prompt_groups("affine", 4, 64),
+        prompt_groups("mxfp8", 8, 32),
+        prompt_rows(640, 40),
+        prompt_rows(128, 1056),
+        prompt_rows(192, 32, 4),
+        prompt_rows(192, 32, 0),
+        *(decoded(*f) for f in (("affine", 4, 64), ("affine", 2, 64), ("affine", 3, 32), ("affine", 5, 64), ("affine", 6, 128), ("affine", 8, 64))),
+        *(decoded(*f) for f in (("mxfp4", 4, 32), ("mxfp8", 8, 32))),
         *exl3_cases(),
         *step_cases(),
     )

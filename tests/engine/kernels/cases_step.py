@@ -190,12 +190,12 @@ def top_k_in_use(used: int, total: int, k: int) -> Case:
     return Case(f"top {k} of {used} in use", build, stock, (score,), (0.0, 0.0))
 
 
-def attention_in_use(used: int, unit: bool) -> Case:
+def attention_in_use(used: int, unit: bool, rows: int = ROWS) -> Case:
     """Lists of fewer entries than there is room for."""
-    whole = attention(8, 64, 32, 64, 128, None, unit)
+    whole = attention(8, 64, 32, 64, 128, None, unit, rows)
     build = lambda b: lambda *arrays: whole.build(b)(*arrays, dims=mx.array([used], dtype=mx.int32))
     stock = lambda *arrays: whole.stock(*arrays[:-2], *(_in_use(a, used) for a in arrays[-2:]))
-    return replace(whole, name=f"{'tensor ' if unit else ''}attend to {used} in use", build=build, stock=stock)
+    return replace(whole, name=f"{'prompt ' if rows > ROWS else 'tensor ' if unit else ''}attend to {used} in use", build=build, stock=stock)
 
 
 def step_cases() -> tuple[Case, ...]:
@@ -232,4 +232,5 @@ def step_cases() -> tuple[Case, ...]:
         top_k_in_use(96, 160, 20),
         attention_in_use(40, False),
         attention_in_use(40, True),
+        attention_in_use(40, True, 10),
     )

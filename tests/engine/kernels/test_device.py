@@ -35,6 +35,6 @@ def test_a_kernel_on_the_device(name):
         differing = int((raw(a) != b).sum())
         print(f"{name}, result {i}: {differing} of {b.size} bytes differ from the shim, {distances[i]:.1e} from stock")
         assert i in case.close or not differing, "the text computes other bits here than on the CPU"
-    for rows in range(1, ROWS):
-        few = case.run(BACKEND, rows)
-        assert all(np.array_equal(raw(x), raw(y[: x.shape[0]])) for x, y in zip(few, got)), f"{rows} rows alone have other bits than among {ROWS}"
+    for rows in range(1, ROWS) if case.rows == ROWS else case.fewer:
+        few, wrong = case.run(BACKEND, rows), f"{rows} rows alone have other bits than among {case.rows}"
+        assert all(np.array_equal(raw(x), raw(y[: x.shape[0]])) for x, y in zip(few, got)), wrong

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsv41chat.engine.kernels import attend, choose, dialect, exl3, experts, finish, glue, hyper, matrix, tensor, text_exl3_experts
+from dsv41chat.engine.kernels import attend, choose, dialect, exl3, experts, finish, glue, hyper, matrix, tensor, text_exl3_experts, tiles
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.shim import Shim, needs_compiler
 
@@ -26,6 +26,11 @@ FAULTS = {
     "the expert of another slot": ("experts affine 4 shared affine 4", matrix, "EXPERTS_UP", "idx[m * (S - SHARED) + j]", "idx[m * (S - SHARED)]"),
     "a lost shared expert": ("experts mxfp4 4 shared mxfp8 8", matrix, "EXPERTS_DOWN", "j < S; j++", "j < S - 1; j++"),
     "a transposed mix": ("enter lagged", hyper, "HYPER_SPREAD", "comb[gy * 16 + 4 * j + k]", "comb[gy * 16 + 4 * k + j]"),
+    "a transposed mix of a prompt": ("prompt enter lagged", hyper, "TENSOR_SPREAD", "co[r][4 * j + k]", "co[r][4 * k + j]"),
+    "the middle bits of the coefficients lost": ("prompt enter own", hyper, "TENSOR_SPREAD", "b[p], b[p + 1]", "c[p], c[p + 1]"),
+    "the rows of the other half": ("prompt enter lagged", hyper, "TENSOR_SPREAD", "acc[n][2 * r];", "acc[n][2 - 2 * r];"),
+    "squares of one lane": ("prompt enter own", hyper, "TENSOR_SPREAD", "sq[r] += SHXOR(sq[r], 2);", ""),
+    "a norm of the streams for the row's": ("prompt enter lagged", hyper, "TENSOR_SPREAD", "t == 1 ? cq[r]", "t == 1 ? sq[r]"),
     "a dropped slice of the sums": ("enter lagged", hyper, "HYPER_FINISH", "if (g < G) s +=", "if (g < G - 1) s +="),
     "one iteration less": ("enter own", hyper, "HYPER_FINISH", "it < ITERS", "it < ITERS - 1"),
     "the collapse of another family": ("enter own", hyper, "HYPER_FINISH", "FMA(mine[k], o[i], c[i])", "FMA(mine[3 - k], o[i], c[i])"),
@@ -47,6 +52,32 @@ FAULTS = {
     "a merger that is left out": ("tensor attend 8 x 64, 64 + 128", attend, "TENSOR_MERGE", "int i = 0; i < NM;", "int i = 1; i < NM;"),
     "a merge that turns the wrong way": ("tensor attend 32 x 512, 32 + 20", attend, "TENSOR_MERGE", "MUL(x, c) + MUL(y, s)", "MUL(x, c) - MUL(y, s)"),
     "a piece of the unit too few": ("tensor attend to 40 in use", attend, "TENSOR_ATTEND", "((int)gx >= SP) return", "((int)gx >= SP - 1) return"),
+    "a lost sink of a prompt": ("prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "lane & 7u ? 0.0f : 1.0f;", "0.0f;"),
+    "a scale of a prompt": ("prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "MUL(x, asf((u32)SCALE))", "MUL(x, 1.04f * asf((u32)SCALE))"),
+    "a row of a prompt for another": ("prompt attend 64 x 128, 40 + 0", attend, "TENSOR_PROMPT", "present[gy * W + slot]", "present[slot]"),
+    "absent entries of a prompt": ("prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "if (picked[k]) e[i]", "e[i]"),
+    "a slot behind the last that weighs": ("prompt attend 64 x 128, 40 + 0", attend, "TENSOR_PROMPT", "left > 1 ?", "left > 0 ?"),
+    "places that are counted twice": ("prompt attend 128 x 64, 64 + 128", attend, "TENSOR_PROMPT", "before -= mine;", ""),
+    "the start of a list again": ("prompt attend 24 x 192, 48 + 500 normed", attend, "TENSOR_PROMPT", "slot = from + run", "slot = run"),
+    "a step that is too early in its place": (
+        "prompt attend 128 x 64, 64 + 128", attend, "TENSOR_PROMPT", "copy(step + RING, stage)", "copy(step + 1, stage)",
+    ),
+    "the pool for the ring": ("prompt attend 20 x 512, 32 + 20", attend, "TENSOR_PROMPT", "POOL && r > 0 && (r & 1) ?", "POOL && r > 0 ?"),
+    "sums that do not follow the maximum": ("prompt attend 128 x 64, 64 + 128", attend, "TENSOR_PROMPT", "o[m][j][i] *= f[m * 2 + (i >> 1)];", ";"),
+    "a swapped lane of the maximum": (
+        "prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "MX(most, SHXOR(most, 4))", "MX(most, SHXOR(most, 8))",
+    ),
+    "a swapped lane of the sum": ("prompt attend 16 x 64, 64 + 128", attend, "TENSOR_PROMPT", "SHXOR(sum[i], 4)", "SHXOR(sum[i], 8)"),
+    "keys of other channels": ("prompt attend 64 x 128, 40 + 0", attend, "TENSOR_PROMPT", "(lane >> 4)) ^ (lane & 7u)", "(lane >> 4))"),
+    "a prompt that is not normed": (
+        "prompt attend 24 x 192, 48 + 500 normed", attend, "TENSOR_PROMPT", "pair(low(v) * y, high(v) * y)", "pair(low(v) * y, high(v))",
+    ),
+    "a prompt that turns the wrong way": (
+        "prompt attend 20 x 512, 32 + 20", attend, "TENSOR_PROMPT", "MUL(x, c) + MUL(y, d)", "MUL(x, c) - MUL(y, d)",
+    ),
+    "the other stride of a prompt's lists": (
+        "prompt attend to 40 in use", attend, "TENSOR_PROMPT", "(u64)gy * P + (slot - W)", "(u64)gy * 128 + (slot - W)",
+    ),
     "negative products that count": ("scores 32 x 128", choose, "INDEX_SCORES", "MX(a, 0.0f)", "a"),
     "the second half of the heads": ("scores 64 x 128", choose, "INDEX_SCORES", "head < IH", "head < 32"),
     "equal scores from the other end": ("top 64 of 300", choose, "TOP_K", "(tie && e < need)", "(tie && e + need >= equal)"),
@@ -105,9 +136,30 @@ FAULTS = {
     "a row that takes another's slot": ("experts on the unit", experts, "TENSOR_EXPERTS_UP", "(m * S + j) * I", "(m * S + (j ? j - 1 : 0)) * I"),
     "an expert of one row alone": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "(u8)(slot + 1)", "(u8)(g == owner ? slot + 1 : 0)"),
     "the stream of the expert before": ("experts on the unit", experts, "TENSOR_EXPERTS_DOWN", "if (filled <= experts) begin();", ""),
-    "a row of another tile": ("tensor experts affine 4", tensor, "TENSOR_TILES", "tok[first + mine]", "tok[mine]"),
-    "pairs in another order": ("tensor experts mxfp8 8", tensor, "TENSOR_TILES", "pack2(v[i], v[i + 4])", "pack2(v[i + 4], v[i])"),
-    "a scale of the group before in a matrix": ("decoded affine 4 g64", tensor, "DECODE_MATRIX", "/ (GS / 32)", "/ (GS / 16)"),
+    "a row of another tile": ("tensor experts affine 4", tiles, "TENSOR_TILES", "(u32)tiles[gy * 4 + 1]", "(u32)tiles[gy * 4 + 1] / 2"),
+    "pairs in another order": ("tensor experts mxfp8 8", tiles, "TENSOR_TILES", "(a, p + 4)", "(a, p ^ 1)"),
+    "the row of another pick": ("tensor experts affine 4", tiles, "TENSOR_TILES", "(u32)order[r] / (P ? P : 1)", "(u32)order[r] % (P ? P : 1)"),
+    "the weight of another pick": ("tensor experts affine 4", tiles, "TENSOR_TILES", "wt[order[first + r]]", "wt[first + r]"),
+    "up rows of the gate": ("tensor experts affine 8", tiles, "TENSOR_TILES", "row_at<K, BITS>(shared ? v2 : w2, base) : wa", "wa : wa"),
+    "scales of the routed gate for the shared one": ("tensor experts affine 6", tiles, "TENSOR_TILES", "(shared ? vs : sc, base)", "(sc, base)"),
+    "sums that change places": ("tensor experts affine 4", tiles, "TENSOR_TILES", "pair(got, keep)", "pair(keep, got)"),
+    "up that is not clamped": ("tensor experts affine 4", tiles, "TENSOR_TILES", "b = MN(MX(b, -limit), limit);", ""),
+    "the scale of the step before": ("tensor experts affine 4", tiles, "TENSOR_TILES", "* (K / GS) + k / GS", "* (K / GS)"),
+    "half of the rows of a tile": ("tensor experts affine 4", tiles, "TENSOR_TILES", "n * 8 < count", "n * 16 < count - 4"),
+    "a pick that goes to another row": ("tensor experts affine 4", tiles, "TILE_ORDER", "back[i] = (int)to;", "back[i] = (int)(to ? to - 1 : to);"),
+    "a pick of a neighbour": ("tensor experts affine 2", tiles, "TILE_ORDER", "order[to] = (int)i;", "order[to] = (int)(i ^ 1u);"),
+    "a pick that is not summed": ("tensor experts affine 4", tiles, "JOIN_PICKS", "int j = 0; j <= P; j++) {", "int j = 1; j <= P; j++) {"),
+    "the first shared row for all": ("tensor experts affine 4 beside another", tiles, "JOIN_PICKS", "(u64)gy * D + d : (", "d : ("),
+    "the inputs of a prompt's first group": ("prompt groups affine 4", tiles, "TENSOR_GROUPS", "(G * K) + gz * K", "(G * K)"),
+    "the outputs of a prompt's first group": ("prompt groups mxfp8 8", tiles, "TENSOR_GROUPS", "(G * N) + gz * N + column", "(G * N) + column"),
+    "the table's row of another position": ("prompt rows 192 to 32 and 4", tiles, "TENSOR_ROWS", "% (AR ? AR : 1)", "% (AR ? 1 : 1)"),
+    "inputs of a step too few": ("prompt rows 128 to 1056", tiles, "TENSOR_ROWS", "it < K / 64; it++", "it < K / 64 - 1; it++"),
+    "the first matrix twice": ("prompt rows 192 to 32 and 0", tiles, "TENSOR_ROWS", "N2 ? (const void*)w2 : wa", "wa"),
+    "a split that is not joined": ("prompt rows 640 to 40", tiles, "TENSOR_NARROW", "j < KS; j++", "j < KS - 1; j++"),
+    "outputs of the other half": ("prompt rows 640 to 40", tiles, "TENSOR_NARROW", "m * 16 + (i >> 1) * 8", "(m ^ 1) * 16 + (i >> 1) * 8"),
+    "a scale of the group before in a matrix": ("decoded affine 4 g64", tensor, "DECODE_MATRIX", "/ (GS / 8)", "/ (GS / 4)"),
+    "codes that lie across two words": ("decoded affine 5 g64", tensor, "DECODE_MATRIX", "| (high << (32 - from))", ""),
+    "a byte too early": ("decoded affine 3 g32", tensor, "DECODE_MATRIX", "(u32)(byte & 3u) * 8", "(u32)(byte & 2u) * 8"),
     "no rotation": ("finish 4 x 128 kind 2 g32 turned", finish, "FINISH_ROWS", "rbf(MUL(u, c) - MUL(v, s))", "u"),
     "an offset of an embedding": ("embed affine 6 32", glue, "EMBED", "c - (float)(1u << (BITS & 31))", "c - (float)(1u << (BITS & 31)) + 1.0f"),
     "a scale of the next group": ("embed mxfp8 8 32", glue, "EMBED", "run * 32 / GS", "(run ^ 1) * 32 / GS"),

@@ -8,12 +8,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat.engine.kernels import tiles
 from dsv41chat.engine.kernels.glue import Scatter, Settle
 from dsv41chat.engine.kernels.hyper import Enter
-from dsv41chat.engine.kernels.tensor import TileProduct, tiles_of
+from dsv41chat.engine.kernels.tiles import tile_order
 from dsv41chat.engine.nn import linear as nn
-from dsv41chat.engine.nn.hyper_connection import HyperConnection
-from tests.engine.kernels.cases import ROWS, Draw, cases, distance, values
+from dsv41chat.engine.nn.hyper_connection import HyperConnection, enter
+from tests.engine.kernels.cases import ROWS, Draw, cases, distance
 from tests.engine.kernels.cases_exl3 import tensor_trellis, trellis
 from tests.engine.kernels.record import raw, record_of
 from tests.engine.kernels.shim import Shim, needs_compiler
@@ -21,7 +22,7 @@ from tests.engine.kernels.shim import Shim, needs_compiler
 pytestmark = needs_compiler
 
 
-def bits(arrays, rows: int = ROWS) -> list[bytes]:
+def bits(arrays, rows: int | None = None) -> list[bytes]:
     return [np.array(mx.contiguous(a[:rows]).view(mx.uint8)).tobytes() for a in arrays]
 
 
@@ -35,8 +36,8 @@ def test_a_text(case):
     assert not stale, "texts or cases changed: write the record again with python -m tests.engine.kernels.record"
     if case.only is None:
         assert bits(case.run(Shim("cuda"))) == bits(got), "the preludes give different bits"
-    for rows in (1, 3):
-        assert bits(case.run(Shim(first), rows), rows) == bits(got, rows), f"{rows} rows alone have other bits than among {ROWS}"
+    for rows in case.fewer:
+        assert bits(case.run(Shim(first), rows), rows) == bits(got, rows), f"{rows} rows alone have other bits than among {case.rows}"
 
 
 @pytest.mark.parametrize("dialect", ["metal", "cuda"])
@@ -60,28 +61,56 @@ def test_what_is_settled_has_the_bits_of_the_way_into_a_sublayer():
     assert bits([Settle(Shim("cuda"), D)(h, y, post, comb)]) == bits([entered])
 
 
-@needs_compiler
-@pytest.mark.parametrize("rows", [32, 64])
-def test_tiles_cover_every_row_once(rows):
-    """Experts without a row, with one, with exactly a tile and with more."""
-    counts = [0, 1, rows, rows + 1, 3 * rows, 0]
-    ids = mx.array(np.repeat(np.arange(len(counts)), counts).astype(np.int32))
-    tiles = np.array(tiles_of(ids, len(counts), rows))
-    seen = [(int(e), int(first) + i) for e, first, count, _ in tiles for i in range(count)]
-    assert seen == [(e, i) for i, e in enumerate(np.array(ids).tolist())] and tiles[:, 2].max() <= rows
-    assert len(tiles) == -(-ids.size // rows) + len(counts)
+def test_the_way_into_a_sublayer_of_a_prompt():
+    """More rows than a group has: those of few, and of a call that ends elsewhere."""
+    d, D, n = Draw(43), 192, 90
+    mix = HyperConnection(d.normal(24, 4 * D, size=0.05), d.normal(24), mx.array([1.1, 0.9, 2.0]), 4, 1e-6, 1e-6)
+    args = d.rows(n, 4, D), d.positive(n, 4), d.rows(n, D), d.positive(n, 4), d.positive(n, 4, 4) / 3
+    weight = d.positive(D)
+    call = Enter(Shim("cuda"), mix, weight, 1e-6, True)
+    got = call(*args)
+    assert call.backend.launches == ["tensor_spread", "hyper_finish"]
+    want = enter(mix, weight, 1e-6, True, args)
+    assert all(distance(a, b) <= limit for a, b, limit in zip(got, want, (1e-3, 1e-3, 1e-5, 1e-5, 1e-5)))
+    assert bits(call(*(a[:77] for a in args)), 77) == bits(got, 77) and bits(call(*(a[40:60] for a in args)), 20) == bits([a[40:60] for a in got], 20)
+
+
+@pytest.mark.parametrize("rows", [32, 128])
+def test_tiles_cover_every_pick_once(rows):
+    """Experts without a row, with one, with exactly a tile and with more; picks of one expert stay in order."""
+    counts = [0, 1, rows, rows + 1, 3 * rows - 2, 0]
+    ids = np.random.default_rng(3).permutation(np.repeat(np.arange(len(counts)), counts)).astype(np.int32)
+    order, back, found = map(np.array, tile_order(Shim("cuda"), mx.array(ids.reshape(-1, 5)), len(counts), rows))
+    assert np.array_equal(order, np.argsort(ids, kind="stable")) and np.array_equal(order[back.reshape(-1)], np.arange(ids.size))
+    seen = [(int(e), int(first) + i) for e, first, count, _ in found for i in range(count)]
+    assert seen == [(e, i) for i, e in enumerate(ids[order].tolist())] and found[:, 2].max() <= rows
+    assert len(found) == ids.size // rows + len(counts)
 
 
 def test_a_prompt_of_many_rows_in_wide_and_narrow_tiles():
-    """More rows of an expert than one tile holds: the tiles' own rows, one by one, are the same as of few rows."""
-    d = Draw(18)
-    module = nn.QuantizedExpertLinear(d.packed((2, 128, 64), "affine", 4, 64), mx.bfloat16)
-    x = d.normal(90, 64).astype(mx.bfloat16)
-    ids = mx.array([0] * 70 + [1] * 20, dtype=mx.int32)
-    want = mx.concatenate([x[:70].astype(mx.float32) @ values(module)[0].T, x[70:].astype(mx.float32) @ values(module)[1].T])
-    product, tok = TileProduct(Shim("cuda"), module), mx.arange(90, dtype=mx.int32)
-    wide, narrow = (product(x, tok, tiles_of(ids, 2, 8 * columns), columns) for columns in (8, 4))
-    assert distance(wide, want) < 4e-3 and bits([wide], 90) == bits([narrow], 90)
+    """More rows of an expert than one tile holds, and tiles that are partly full: right, and the same bits whatever the tiles and the rows."""
+    case = next(c for c in cases() if c.name == "tensor experts affine 4")
+    d, n = Draw(18), 150
+    ids = mx.array(np.sort(np.stack([d.rng.permutation(3)[:2] for _ in range(n)]) + np.arange(n)[:, None] // 148, axis=1).astype(np.int32))
+    many = replace(case, inputs=(d.normal(n, 128).astype(mx.bfloat16), ids, d.positive(n, 2)))
+    with pytest.MonkeyPatch.context() as patch:
+        wide = many.run(Shim("cuda"), n)
+        assert many.distances(wide, n)[0] <= case.limits[0] and tiles.columns_of(2 * n, 5) == tiles.WIDE
+        patch.setattr(tiles, "columns_of", lambda *sizes: tiles.NARROW)
+        assert bits(many.run(Shim("cuda"), n), n) == bits(wide, n)
+    assert bits(many.run(Shim("cuda"), 70), 70) == bits(wide, 70)
+
+
+def test_plain_matrices_of_a_prompt_in_wide_and_narrow_tiles():
+    d, n = Draw(44), 150
+    first, second = (nn.Linear(d.normal(256, 128).astype(mx.bfloat16)) for _ in range(2))
+    x, got = d.normal(n, 128).astype(mx.bfloat16), []
+    for least in (0, 1 << 30):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tiles, "_BUSY", least)
+            got.append(tiles.RowsProduct(Shim("cuda"), first, second)(x))
+    want = mx.concatenate([x.astype(mx.float32) @ m.weight.astype(mx.float32).T for m in (first, second)], axis=1)
+    assert distance(got[0], want) < 1e-5 and bits(got[:1], n) == bits(got[1:], n)
 
 
 def test_equal_picks_of_a_row():

@@ -74,7 +74,7 @@ def no_yarn(mp, pack):
 
 @defect
 def yarn_magnitude_factor(mp, pack):
-    trunk, original = built(pack), rope.rope_table
+    trunk, original = built(pack), rope.host_table
     yarned = [f for spec, f in trunk.frequencies.items() if spec.yarn is not None]
     size = 0.1 * math.log(pack.config.yarn.factor) + 1
 
@@ -83,8 +83,8 @@ def yarn_magnitude_factor(mp, pack):
         scale = size if any(frequencies is f for f in yarned) else 1
         return cos * scale, sin * scale
 
-    mp.setattr(rope, "rope_table", table)
-    mp.setattr(rows_module, "rope_table", table)
+    mp.setattr(rope, "host_table", table)
+    mp.setattr(rows_module, "host_table", table)
     return trunk
 
 
