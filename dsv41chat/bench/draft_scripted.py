@@ -120,11 +120,17 @@ class ScriptedArm(Arm):
 
 
 def usual_seconds(rounds: Sequence[Seen]) -> float:
-    """Of all rounds, had each taken as long as the median one of its kind: steps that are recorded or compiled on first use do not count."""
-    kinds: dict[tuple[int, bool], list[float]] = {}
+    """Of all rounds, had each taken as long as the median one of its kind: steps that are recorded or compiled on first use do not count.
+    A kind that was only seen when it was recorded counts as the dearest other."""
+    kinds: dict[tuple[int, bool], list[Seen]] = {}
     for r in rounds:
-        kinds.setdefault((r.rows, r.drafted), []).append(r.times.total_s)
-    return sum(len(found) * statistics.median(found) for found in kinds.values())
+        kinds.setdefault((r.rows, r.drafted), []).append(r)
+    total = 0.0
+    known = {kind: [r.times.total_s for r in found if not r.times.first] for kind, found in kinds.items()}
+    usual = max((statistics.median(found) for found in known.values() if found), default=0.0)
+    for kind, found in kinds.items():
+        total += len(found) * (statistics.median(known[kind]) if known[kind] else usual or statistics.median(r.times.total_s for r in found))
+    return total
 
 
 def figures(mine: list[ScriptedArm], plain: list[ScriptedArm]) -> dict[str, Any]:

@@ -22,6 +22,12 @@ class Target:
     def n(self) -> int:
         return self.lane.n
 
+    @property
+    def recorded(self) -> int:
+        """How many steps and passes of the drafter have been recorded for this trunk: a call that records one takes many times its time."""
+        routes = self.trunk.routes
+        return sum(replay.recorded for replay in (routes.replay, routes.draft_replay) if replay is not None)
+
     def rows(self, ids: Sequence[int], logits_from: int | None = 0, want_taps: bool = False, ahead: Sequence[int] = ()) -> Trial:
         """Forward of len(ids) >= 1 rows at positions n, n + 1, ...; drops an open trial. ahead: ids that will follow, for read-ahead.
 

@@ -32,11 +32,13 @@ LONGEST_ROUND_S = 5.0
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """draft_s: drafter; verify_s: the forward and its host sync; total_s: the whole round, walk and bookkeeping included."""
+    """draft_s: drafter; verify_s: the forward and its host sync; total_s: the whole round, walk and bookkeeping included. first: whether
+    something in it was recorded for the first time, which tells nothing of what rounds cost."""
 
     draft_s: float
     verify_s: float
     total_s: float
+    first: bool = False
 
 
 class FixedDepth:
@@ -170,7 +172,7 @@ class DepthPolicy:
 
     def learn(self, proposal: Proposal, kept: int, emitted: Sequence[int], times: RoundTimes) -> None:
         """The round is over: `kept` proposals were verified and `emitted` came out, one more than stood."""
-        timed = times.total_s <= max(LONGEST_ROUND_S, 4 * self.costs.rows[0])
+        timed = not times.first and times.total_s <= max(LONGEST_ROUND_S, 4 * self.costs.rows[0])
         if proposal.ids:
             if timed:
                 self.costs.observe_draft(times.draft_s, backlog=self.waiting > self.block + 1)

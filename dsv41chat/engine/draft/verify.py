@@ -44,7 +44,7 @@ def run_round(
     chosen, so every cut falls before the commit and the lane ends exactly at it. None when cancelled between verify and walk:
     then nothing is committed and `pending` stays valid.
     """
-    n, began = target.n, clock()
+    n, recorded, began = target.n, target.recorded, clock()
     want = depth.ask(limit)
     proposal = drafter.propose(pending, n, want, sampling) if want > 0 else Proposal(())
     kept = depth.keep(proposal, limit)
@@ -61,7 +61,7 @@ def run_round(
         raise
     target.commit(trial, len(emitted))
     drafter.ingest(None if trial.taps is None else trial.taps[: len(emitted)], n, tuple(emitted))
-    depth.learn(proposal, kept, emitted, RoundTimes(drafted - began, verified - drafted, clock() - began))
+    depth.learn(proposal, kept, emitted, RoundTimes(drafted - began, verified - drafted, clock() - began, target.recorded != recorded))
     return Round(tuple(emitted), kept, len(emitted) - 1, ended)
 
 

@@ -47,6 +47,7 @@ from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec, narrowed
 from dsv41chat.engine.kernels.prompt import SortedExperts
 from dsv41chat.engine.kernels.recorder import Gathered, Recorder
+from dsv41chat.engine.kernels.replay import KEPT_BYTES
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare, input_dtype, sites, values
 from dsv41chat.engine.kernels.tensor import DecodedProduct, pair_product, product
@@ -71,8 +72,9 @@ TOLERANCE = {
 # Every module of texts.
 _TEXTS = [import_module(f"{kernels.__name__}.{m.name}") for m in pkgutil.iter_modules(kernels.__path__) if m.name.startswith("text_")]
 _FINISH_LIMIT = 5e-3
-# What recorded steps of eight rows need between their launches, with lists as long as the longest contexts make them.
-_STEP_BYTES = 256 << 20
+# What recorded steps of eight rows need between their launches, with lists as long as the longest contexts make them, and a lane's buffers
+# while they are there twice.
+_STEP_BYTES = (256 << 20) + KEPT_BYTES
 # Of calls that are compared with stock: of decode, of a window, of a prompt.
 _CHECK_ROWS = {"metal": (1, 5), "cuda": (1, 5, 40)}
 # By backend and shape: every layer builds its own, and they are alike.

@@ -54,6 +54,18 @@ class CudaPlayer:
         labels = [_label(x) for x in tape.launches]
         return CudaStep(on, graphs, parts, block, PinnedMemory(given.memory.nbytes), found, self._home, self._scratch, nodes, labels)
 
+    def bring_back(self, buffers: dict[str, mx.array], kept: Mapping[str, mx.array]) -> None:
+        """As `Player` has it, by copies on the device."""
+        names = list(kept)
+        found = addresses([*(buffers[name] for name in names), *(kept[name] for name in names)])
+        on = driver()
+        for name, source, target in zip(names, found, found[len(names) :]):
+            if source != target:
+                on.copy(target, source, kept[name].nbytes)
+        # What they were copied from is MLX's again.
+        on.synchronize()
+        buffers.update({name: kept[name][:] for name in names})
+
     def _addresses(self, tape: Tape, buffers: Mapping[str, mx.array]) -> dict[Memory, int]:
         used = {p.memory: None for launch in tape.launches for p in (*launch.inputs, *launch.outputs)}
         new = [m for m in used if m.kind == "fixed" and m not in self._fixed]

@@ -33,6 +33,8 @@ from dsv41chat.engine.trial import Trial
 
 # Steps of other forms that a lane keeps ready: of each size of window the few that positions in a group and the length of the text make.
 _KEPT_FORMS = 32
+# A lane's buffers of at most so many bytes keep the memory that its steps were recorded for: what MLX makes of them in a prompt is copied back.
+KEPT_BYTES = 128 << 20
 _TRIES = 3
 # Operations whose work is part of others in a trunk.
 _UNUSED = frozenset({"mix", "head_mix", "core"})
@@ -60,6 +62,10 @@ class Loaded(Protocol):
 class Player(Protocol):
     """What runs tapes: a device, or in tests the CPU shim."""
 
+    def bring_back(self, buffers: dict[str, mx.array], kept: Mapping[str, mx.array]) -> None:
+        """Put the contents of `buffers`, which are evaluated, into the memory of `kept`, arrays of the same shapes, and these into `buffers`."""
+        ...
+
     def load(self, tape: Tape, given: Given, results: list[Place], buffers: Mapping[str, mx.array]) -> Loaded:
         """buffers: the lane's, by the name in their memory; they are evaluated and will be written in place."""
         ...
@@ -67,10 +73,12 @@ class Player(Protocol):
 
 @dataclass
 class _Ready:
-    """What is loaded for a lane while its buffers lie where they are."""
+    """What is loaded for a lane, for buffers that lie where they lay in this version of it. kept: the buffers, which stay there; empty when
+    they are too large to be there twice."""
 
     version: int
     forms: dict[Form, Step]
+    kept: dict[str, mx.array]
 
 
 @dataclass(frozen=True)
@@ -83,8 +91,8 @@ class Step:
 
 
 class Replay:
-    """Of one trunk. refused: sites whose kernels were found wrong, by op and key, with the reason. Raises Declined where something of the
-    trunk is not made of kernels alone."""
+    """Of one trunk. refused: sites whose kernels were found wrong, by op and key, with the reason. recorded: steps so far. Raises Declined
+    where something of the trunk is not made of kernels alone."""
 
     def __init__(
         self, trunk: Any, recorder: Recorder, player: Player, builders: Mapping[str, Callable[[Site], Callable]],
@@ -95,6 +103,7 @@ class Replay:
         engrams = {layer.plan.engram_slot: layer.engram for layer in trunk.layers if getattr(layer, "engram", None) is not None}
         self._widths = _Widths({slot: width(bare(bare(engram).wkv)) for slot, engram in engrams.items()})
         self._lanes: WeakKeyDictionary[Lane, _Ready] = WeakKeyDictionary()
+        self.recorded = 0
         try:
             launches = len(self.record(self._lane(), 0, 1, True, False)[0].launches)
         except (TypeError, AttributeError) as error:
@@ -156,8 +165,7 @@ class Replay:
         lane.reserve(start + count)
         ready = self._lanes.get(lane)
         if ready is None or ready.version != lane.version:
-            mx.eval(lane.arrays())
-            ready = self._lanes[lane] = _Ready(lane.version, {})
+            ready = self._lanes[lane] = self._settled(lane, ready)
         form = form_of(self.trunk, start, count, logits, taps)
         if form not in ready.forms:
             if len(ready.forms) >= _KEPT_FORMS:
@@ -165,7 +173,22 @@ class Replay:
             ready.forms[form] = self._load(lane, start, count, logits, taps)
         return ready.forms[form]
 
+    def _settled(self, lane: Lane, before: _Ready | None) -> _Ready:
+        """What is loaded for a lane that MLX wrote to: all that was, where its buffers can lie where they lay."""
+        mx.eval(lane.arrays())
+        if before is not None and before.kept and all(lane.buffers[name].shape == kept.shape for name, kept in before.kept.items()):
+            self.player.bring_back(lane.buffers, before.kept)
+            before.version = lane.version
+            return before
+        kept = {}
+        if sum(buffer.nbytes for buffer in lane.buffers.values()) <= KEPT_BYTES:
+            # Handles of their own: a write to a lane's array makes it another one in place.
+            kept = {name: buffer[:] for name, buffer in lane.buffers.items()}
+            mx.eval(list(kept.values()))
+        return _Ready(lane.version, {}, kept)
+
     def _load(self, lane: Lane, start: int, count: int, logits: bool, taps: bool) -> Step:
+        self.recorded += 1
         tape, given, results = self.record(lane, start, count, logits, taps)
         loaded = self.player.load(tape, given, results, lane.buffers)
         return Step(loaded, given.filler(loaded.block), given.tables)

@@ -91,6 +91,7 @@ class RecordedStage:
 
 class DraftReplay:
     """Of one drafter, in the place of its model: `extend` and `propose`. refused: sites whose kernels were found wrong, with the reason.
+    recorded: passes so far.
 
     Raises Declined where something of the pass is not made of kernels alone."""
 
@@ -123,6 +124,7 @@ class DraftReplay:
         self.main_norm = RowNorm(notes, m.main_norm, m.eps)
         own, following = m.confidence[: m.norm.shape[0]], m.confidence[m.norm.shape[0] :]
         self.confidence = np.array(own), np.array(m.markov_embed.astype(mx.float32) @ following)
+        self.recorded = 0
         self._steps: WeakKeyDictionary[DraftRings, dict[tuple, tuple[Loaded, Callable]]] = WeakKeyDictionary()
         try:
             launches = [len(self.record(self.rings(), form)[0].launches) for form in (("pass", m.block, True), ("extend", 1), ("put",))]
@@ -193,6 +195,7 @@ class DraftReplay:
         """Waits for all of it: the block in the host's memory is used again, and MLX may read the rings next."""
         steps = self._steps.setdefault(rings, {})
         if form not in steps:
+            self.recorded += 1
             tape, given, results = self.record(rings, form)
             loaded = self.player.load(tape, given, results, rings.buffers)
             steps[form] = loaded, given.filler(loaded.block)

@@ -92,6 +92,8 @@ def test_a_pause_of_the_machine_is_not_a_cost():
     policy.ask(BLOCK)
     policy.learn(Proposal((1, 2, 3, 4, 5)), 5, [-1], RoundTimes(0.01, 60.0, 60.0))
     assert (policy.loss, policy.costs.rows) == before
+    policy.learn(Proposal((1, 2, 3, 4, 5)), 5, [-1], RoundTimes(0.01, 0.3, 0.32, first=True))
+    assert (policy.loss, policy.costs.rows) == before, "a round in which something is recorded for the first time"
 
 
 def test_costs_survive_a_restart_and_damaged_ones_are_not_used():

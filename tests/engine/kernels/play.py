@@ -23,21 +23,38 @@ class ShimPlayer:
     def load(self, tape: Tape, given: Given, results: list[Place], buffers: Mapping[str, mx.array]) -> ShimStep:
         return ShimStep(self, tape, given, results, buffers)
 
+    def bring_back(self, buffers: dict[str, mx.array], kept: Mapping[str, mx.array]) -> None:
+        for name, array in kept.items():
+            new, old = _memory(buffers[name]), _memory(array)
+            assert new.shape == old.shape and buffers[name].shape == array.shape
+            if new.ctypes.data != old.ctypes.data:
+                ctypes.memmove(old.ctypes.data, new.ctypes.data, new.nbytes)
+            buffers[name] = array[:]
+
+
+def _memory(array: mx.array) -> np.ndarray:
+    """uint8: where MLX keeps an array."""
+    mx.eval(array)
+    return np.array(array.view(mx.uint8), copy=False).reshape(-1)
+
 
 class ShimStep:
-    def __init__(self, player: ShimPlayer, tape: Tape, given: Given, results: list[Place], buffers: dict[str, mx.array]):
-        self.player, self.tape, self.wanted, self.buffers, self.given = player, tape, results, buffers, given.memory
+    """Reads and writes the memory that the lane's buffers had when it was loaded, as a device does."""
+
+    def __init__(self, player: ShimPlayer, tape: Tape, given: Given, results: list[Place], buffers: Mapping[str, mx.array]):
+        self.player, self.tape, self.wanted, self.given = player, tape, results, given.memory
         self.plan = arrange(tape)
         self.block = _aligned(np.full(given.memory.nbytes, 0x7B, np.uint8))
         self.scratch = _aligned(np.full(self.plan.nbytes, 0x7B, np.uint8))
+        used = {p.memory for x in tape.launches for p in (*x.inputs, *x.outputs) if p.memory.kind == "lane"}
+        self.memory = {m: _memory(buffers[m.name]) for m in used}
         self.lane: dict[Memory, np.ndarray] = {}
 
     def play(self, part: int) -> None:
         cuts = [0, *self.tape.parts, len(self.tape.launches)]
         first, last = cuts[part : part + 2]
         if part == 0:
-            used = {p.memory for x in self.tape.launches for p in (*x.inputs, *x.outputs) if p.memory.kind == "lane"}
-            self.lane = {m: _aligned(_raw(self.buffers[m.name])) for m in used}
+            self.lane = {m: _aligned(raw.copy()) for m, raw in self.memory.items()}
         left = set(range(first, last))
         while left:
             ready = sorted(i for i in left if not left & set(self.plan.waits[i]))
@@ -46,8 +63,7 @@ class ShimStep:
             left.remove(i)
         if last == len(self.tape.launches):
             for memory, raw in self.lane.items():
-                like = self.buffers[memory.name]
-                self.buffers[memory.name] = mx.array(raw).view(like.dtype).reshape(like.shape)
+                ctypes.memmove(self.memory[memory].ctypes.data, raw.ctypes.data, raw.nbytes)
 
     def _launch(self, index: int) -> None:
         x = self.tape.launches[index]

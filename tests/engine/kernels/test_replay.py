@@ -122,6 +122,27 @@ def test_lanes_and_prompts_in_turn(trunk):
             trial = target.rows(ids[at : at + 1])
             np.testing.assert_array_equal(np.array(trial.logits)[0], alone[at - PROMPT])
             target.commit(trial, 1)
+    recorded = a.recorded
+    # A prompt that counts, back to where it began, and the same rows: steps that were recorded serve what MLX has made of the buffers.
+    here, again = a.lane.mark(), a.lane.n
+    a.commit(a.rows(ids[again : again + PROMPT]), PROMPT)
+    assert a.lane.rewind(here)
+    trial = a.rows(ids[again : again + 1])
+    np.testing.assert_array_equal(np.array(trial.logits)[0], alone[4])
+    a.drop()
+    assert a.recorded - recorded <= 1, "but for the form of this position"
+    b.commit(b.rows(ids[again : again + 1]), 1)
+    steps = b.recorded
+    b.rows(ids[again + 1 : again + 1 + PROMPT])
+    b.drop()
+    for _ in range(2):
+        b.rows(ids[again + 1 : again + 2])
+        b.drop()
+    b.rows(ids[again + 1 : again + 1 + PROMPT])
+    b.drop()
+    b.rows(ids[again + 1 : again + 2])
+    b.drop()
+    assert b.recorded <= steps + 1
     saved = {k: np.array(v) if not isinstance(v, mx.array) else mx.array(v) for k, v in a.lane.state().items()}
     long = ids[PROMPT + 4 : PROMPT + 13]
     built = np.array(a.rows(long).logits)
@@ -132,6 +153,15 @@ def test_lanes_and_prompts_in_turn(trunk):
     a.drop()
     a.lane.load(saved)
     np.testing.assert_array_equal(np.array(a.rows(long).logits), built)
+
+
+def test_rows_after_a_second_prompt(trunk):
+    """What a prompt wrote is there for the steps that were recorded before it."""
+    ids, cuts = list(tokens(96, 60)), [PROMPT, PROMPT + 1, PROMPT + 2, 2 * PROMPT + 2, 2 * PROMPT + 3, 2 * PROMPT + 4]
+    want, built, _ = feed(trunk, ids, cuts, recorded=False)
+    got, target, _ = feed(trunk, ids, cuts)
+    np.testing.assert_array_equal(got, want)
+    assert state(target) == state(built)
 
 
 def test_a_wrong_text_between_the_kernels_is_refused(tmp_path):
