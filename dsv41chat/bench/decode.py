@@ -91,6 +91,8 @@ def measure(folder: Path, o: argparse.Namespace) -> dict:
         # Enough rows to close a group of 128.
         payload["equality"] = compare(next(iter(engines.values())), peer, ids[:200])
         payload["bars"]["layers and head within 2e-2 of the peer"] = payload["equality"]["worst"]
+        for kind, far in (payload["equality"]["to_float32"] or {}).items():
+            payload["bars"][f"{kind}, beyond it: to float32, own and peer"] = [far["own"], far["peer"]]
     if getattr(o, "cached", None):
         payload["long_context"] = {name: long_context.measure(engine, o.cached, o.steps) for name, engine in engines.items()}
         for name, found in payload["long_context"].items():

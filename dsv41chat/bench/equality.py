@@ -1,4 +1,8 @@
-"""Layer by layer against a peer on equal weights and equal inputs: both get the streams that this program's layer got."""
+"""Layer by layer against a peer on equal weights and equal inputs: both get the streams that this program's layer got.
+
+Two programs in bfloat16 are no nearer to each other than bfloat16 is to the formula. Where a kind of layer is beyond the limit, the stock
+operations in float32 say how far from it either of them is.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import numpy as np
 
 from dsv41chat.bench.arms import recorded_choices
 from dsv41chat.bench.peer import Peer
-from dsv41chat.engine.engine import Engine
+from dsv41chat.engine.engine import Engine, open_engine
 from dsv41chat.engine.nn.hyper_connection import settle
 from dsv41chat.engine.target import Target
 
@@ -18,33 +22,55 @@ LIMIT = 2e-2
 
 
 def compare(engine: Engine, peer: Peer, ids: Sequence[int]) -> dict[str, Any]:
-    """Relative L2 distance of the rows that leave each kind of layer, and of the head's logits.
+    """Relative L2 distance of the rows that leave each kind of layer, and of the head's logits; of kinds beyond the limit also `to_float32`
+    of this program and of the peer.
 
     A row whose experts differ at a near-tie is counted and left out of its layer's figure.
     """
     inputs, outputs, last, experts = _own_streams(engine, ids)
     layers, others, head = (_mlx_lm if peer.name == "mlx-lm" else _mlx_vlm)(peer, inputs, last, ids)
     kinds: dict[str, float] = {}
-    flipped = 0
-    for plan, mine, theirs, a, b in zip(engine.pack.plan, outputs, layers, experts, others):
+    flipped, beyond = 0, {}
+    for index, (plan, mine, theirs, a, b) in enumerate(zip(engine.pack.plan, outputs, layers, experts, others)):
         kind = "window" if not plan.ratio else f"ratio {plan.ratio}"
         kind += (", owner" if plan.owns_pool and engine.family == "v41" else ", scoring" if plan.scores else "") + (", hashed" if plan.hashed else "")
         keep = np.all(a == b, axis=-1)
         flipped += int((~keep).sum())
-        kinds[kind] = max(kinds.get(kind, 0.0), _distance(mine[keep], theirs[keep]))
+        far = _distance(mine[keep], theirs[keep])
+        if far >= kinds.get(kind, 0.0):
+            kinds[kind] = far
+            beyond |= {kind: index} if far > LIMIT else {}
     kinds["head"] = _distance(last[0], head)
     return {
         "rows": len(ids), "relative_l2": {k: float(f"{v:.3g}") for k, v in kinds.items()}, "rows_with_other_experts": flipped,
         "worst": float(f"{max(kinds.values()):.3g}"), "limit": LIMIT,
+        "to_float32": _to_float32(engine, ids, inputs, beyond, (outputs, experts), (layers, others)) if beyond else None,
     }  # fmt: skip
 
 
-def _own_streams(engine: Engine, ids: Sequence[int]) -> tuple[list, list, tuple, list[np.ndarray]]:
-    """([(h, pre) that enters each layer], [h that leaves it], (logits, streams, pre) at the end, expert ids per layer)."""
+def _to_float32(
+    engine: Engine, ids: Sequence[int], inputs: list, beyond: dict[str, int], mine: tuple[list, list], theirs: tuple[list, list]
+) -> dict[str, dict[str, float]]:
+    """By kind, of the layer given: distances of both programs to the stock operations in float32 on the same inputs."""
+    exact = open_engine(engine.pack.folder, routes="stock", dtype="float32", force=True)
+    _, outputs, _, experts = _own_streams(exact, ids, inputs)
+    found = {}
+    for kind, i in beyond.items():
+        keep = np.all((experts[i] == mine[1][i]) & (experts[i] == theirs[1][i]), axis=-1)
+        found[kind] = {name: float(f"{_distance(rows[0][i][keep], outputs[i][keep]):.3g}") for name, rows in (("own", mine), ("peer", theirs))}
+    return found
+
+
+def _own_streams(engine: Engine, ids: Sequence[int], given: Sequence[tuple] = ()) -> tuple[list, list, tuple, list[np.ndarray]]:
+    """([(h, pre) that enters each layer], [h that leaves it], (logits, streams, pre) at the end, expert ids per layer). given: what is to
+    enter each layer instead."""
     trunk, inputs, outputs = engine.trunk, [], []
     step = trunk._layer
 
     def recorded(layer, lane, rows, streams):
+        if given:
+            h, pre = given[len(inputs)]
+            streams = mx.array(h).astype(trunk.dtype), None if pre is None else mx.array(pre), None, None, None
         entering = settle(tuple(mx.array(a) if isinstance(a, np.ndarray) else a for a in streams))
         inputs.append((np.array(entering.astype(mx.float32)), None if streams[1] is None else np.array(streams[1])))
         found = step(layer, lane, rows, streams)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dsv41chat import cli
-from dsv41chat.bench import arms, decode, ops, prefill, shapes, verify_cost, weights
+from dsv41chat.bench import arms, decode, equality, ops, prefill, shapes, verify_cost, weights
 from dsv41chat.bench.equality import compare
 from dsv41chat.bench.peer import Peer
 from dsv41chat.engine.engine import open_engine
@@ -194,7 +194,12 @@ def test_layers_of_v4_equal_the_peers(tmp_path, monkeypatch):
     engine = open_engine(folder, routes="stock")
     found = compare(engine, Peer("mlx-vlm", folder), arms.prompt(engine, 200))
     assert set(found["relative_l2"]) == {"window, hashed", "ratio 4, scoring, hashed", "ratio 128", "ratio 4, scoring", "head"}
-    assert found["worst"] < 1e-5 and found["rows_with_other_experts"] == 0
+    assert found["worst"] < 1e-5 and found["rows_with_other_experts"] == 0 and found["to_float32"] is None
+    half = open_engine(folder, routes="stock", dtype="bfloat16")
+    monkeypatch.setattr(equality, "LIMIT", 1e-4)
+    found = compare(half, Peer("mlx-vlm", folder), arms.prompt(engine, 200))
+    far = found["to_float32"]["window, hashed"]
+    assert 1e-4 < found["worst"] and far["peer"] < 1e-3 < far["own"], "the peer computes in what the weights are stored in, float32 here"
 
 
 def test_a_peer_that_refuses_a_build_is_told(tmp_path, monkeypatch):
