@@ -94,6 +94,7 @@ def _first(check: dict[str, Any]) -> str:
 def _seen(check: dict[str, Any]) -> str:
     rows = f"{check['rows']} rows" if "rows" in check else f"{check['tokens']} tokens"
     words = [rows, *([f"max |difference| {check['max_abs']:.2g}"] if "max_abs" in check else []), f"{check['near_ties']} near-ties"]
+    words += [f"relative L2 {check['relative_l2']:.2g}"] if "relative_l2" in check else []
     words += [f"{check['flipped']} flipped"] if check["flipped"] else []
     words += ["state differs"] if check.get("state_equal") is False else []
     return ", ".join(words)

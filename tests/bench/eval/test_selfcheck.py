@@ -153,7 +153,13 @@ def test_near_ties_and_flips_come_with_both_logits():
     (flip,) = loose.flips
     assert flip == {"position": 40, "ids": [1, 2], "first": [3.0, 2.9995], "second": [2.9999, 3.0]} and loose.verdict()["ok"]
     loose.add(first + 1, second, 50)
-    assert loose.far == 3 and not loose.verdict()["ok"] and not Compared(None).verdict(state_equal=False)["ok"]
+    assert loose.far == 3 and not loose.verdict()["ok"]
+    # One row may be further away than all of them together.
+    pooled, one = Compared(0.05), np.eye(40, dtype=np.float32)
+    pooled.add(one, one + 0.15 * np.eye(40, k=1, dtype=np.float32) * (np.arange(40) == 7)[:, None], 0)
+    assert pooled.verdict()["ok"] and pooled.verdict()["relative_l2"] == 0.0237
+    pooled.add(one, 1.1 * one, 40)
+    assert not pooled.far and not pooled.verdict()["ok"] and not Compared(None).verdict(state_equal=False)["ok"]
     rows = [{9: first[0], 10: first[1]}, {9: first[0], 10: np.array([1, 5, 0, 0], np.float32)}]
     result = same_answer(Trace([1, 0], rows[0]), Trace([1, 1], rows[1]), 9)
     assert not result["ok"] and result["tokens"] == 1 and result["near_ties"] == 1 and not result["near_tie"]
