@@ -35,8 +35,9 @@ CONTRACTS = {
 }  # fmt: skip
 SAMPLINGS = {"greedy": SamplingParams(), "seeded": SamplingParams(temperature=0.8, top_p=0.95, seed=7)}
 NEAR_TIE = 2e-3
-# Where rows depend on each other: largest relative L2 distance of all rows of logits together, by dtype. A single row may be ROW times as far: where a rounding flips a choice of entries or experts
-# at a near-tie, it moves that row alone. The embedded model in bfloat16 is 0.02 to 0.05 from itself in float32, single rows up to 0.17.
+# Where rows depend on each other: largest relative L2 distance of all rows of logits together, by dtype. A single row may be ROW times as
+# far: where a rounding flips a choice of entries or experts at a near-tie, it moves that row alone. The embedded model in bfloat16 is 0.02
+# to 0.05 from itself in float32, single rows up to 0.17.
 TOLERANCE, ROW = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}, 5
 ANSWER_TOKENS = 48
 _SPOT, _TRIED, _SHOWN = 24, 6, 8
