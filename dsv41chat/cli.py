@@ -85,10 +85,9 @@ def _command(argv: list[str]) -> tuple[str, int] | None:
 
 @dataclass
 class _Place:
-    """Where the turns of this run go: an existing conversation, a copy of one, or a new one with this title and system prompt."""
+    """Where the turns of this run go: an existing conversation, or a new one with this title and system prompt."""
 
     conversation: Conversation | None = None
-    copied: bool = False
     parent_id: str | None = "leaf"
     title: str | None = None
     system: str | None = None
@@ -188,8 +187,9 @@ class _Chat:
             controller = self._open(args, settings)
             place = self._place(args)
             job = headless.Job(
-                tuple(messages), place.conversation.id if place.conversation else None, place.copied, place.parent_id, place.system, place.title,
-                args.model, "load" if args.load_only else "dry-run" if args.dry_run else "answer", args.strict, tuple(self.warnings), program(),
+                tuple(messages), place.conversation.id if place.conversation else None, place.parent_id, place.system, place.title, args.model,
+                action="load" if args.load_only else "dry-run" if args.dry_run else "answer", strict=args.strict, warnings=tuple(self.warnings),
+                program=program(),
             )  # fmt: skip
             code = headless.run(job, controller, self.sink, self.stderr, self.interrupts)
             self._settle()
@@ -369,7 +369,7 @@ class _Chat:
             if place.system is not None:
                 settings["system"] = place.system
             copy = self.store.add_tree(source.path_to(leaf), title=place.conversation.title, settings=settings, keep_ids=self.disk is not None)
-            place = _Place(copy, copied=True)
+            place = _Place(copy)
         return place
 
     def _system(self, args: Namespace) -> str | None:

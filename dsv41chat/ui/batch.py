@@ -21,7 +21,7 @@ from dsv41chat.ui.inputs import decode, read_stdin, read_text
 from dsv41chat.ui.interrupts import Interrupts
 from dsv41chat.ui.output import SCHEMA, Out, Stderr, UsageError, show_progress
 from dsv41chat.ui.sanitize import json_text
-from dsv41chat.ui.turn_events import Failed, Finished, Noticed, Ready, Started, TurnRequest, exit_code
+from dsv41chat.ui.turn_events import Failed, Finished, Noticed, Started, TurnRequest, exit_code
 
 if TYPE_CHECKING:
     from dsv41chat.store import Store
@@ -205,7 +205,7 @@ def _run_item(
         request = _request(item, controller, plan, seed)
     except (StoreError, EngineError) as error:
         return _error(error.code, str(error), error.hint), False
-    build, ready = None, False
+    build = None
     events = controller.run(request, lambda: interrupts.code is not None)
     for event in events:
         if isinstance(event, Started):
@@ -213,8 +213,6 @@ def _run_item(
         elif isinstance(event, Failed):
             if interrupts.code is not None and event.code == "interrupted":
                 return _error(*interrupts.error), True
-            if plan.save and item.conversation is None and not ready:
-                controller.withdraw(event)
             return _error(event.code, event.message, event.hint), False
         elif isinstance(event, Finished):
             if event.finish == "cancelled":
@@ -230,7 +228,6 @@ def _run_item(
                 told.add(event.message)
                 show_progress(stderr, event)
         else:
-            ready = ready or isinstance(event, Ready)
             show_progress(stderr, event)
     raise RuntimeError("the turn ended without saying how")
 

@@ -29,21 +29,7 @@ from dsv41chat.ui.output import (
     show_progress,
 )
 from dsv41chat.ui.turn import TurnController
-from dsv41chat.ui.turn_events import (
-    LEAF,
-    Failed,
-    Finished,
-    Loading,
-    Piece,
-    Prefill,
-    Ready,
-    Resuming,
-    Started,
-    StatusAsked,
-    TurnRequest,
-    Warned,
-    exit_code,
-)
+from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Resuming, Started, StatusAsked, TurnRequest, Warned, exit_code
 
 if TYPE_CHECKING:
     from dsv41chat.ui.host import EngineHost
@@ -57,14 +43,10 @@ STRICT_NO_BLOCK = 12  # --extract found none; a cut answer or a loop, which may 
 
 @dataclass(frozen=True)
 class Job:
-    """What a scripted run is to do. conversation_id None: a new one (system, title). action: answer, load or dry-run.
-
-    copied: the conversation was made for this run too, as a copy of another one.
-    """
+    """What a scripted run is to do. conversation_id None: a new one (system, title). action: answer, load or dry-run."""
 
     prompts: tuple[str, ...]
     conversation_id: str | None = None
-    copied: bool = False
     parent_id: str | None = LEAF
     system: str | None = None
     title: str | None = None
@@ -110,7 +92,6 @@ class _Runner:
         self.warned = False
         self.conversation_id = job.conversation_id
         self.phase, self.tokens = "starting", 0
-        self.ready = False  # the engine was about to answer
         self.answered = 0
 
     def run(self) -> int:
@@ -187,6 +168,8 @@ class _Runner:
             self.stderr.notice(f"{now.name} now answers new conversations by default, not {before.name}; to fix one: {fix}")
 
     def _started(self, event: Started) -> None:
+        if self.conversation_id is None and self.controller.saving and self.sink.text:
+            self.stderr.notice(f"conversation {event.conversation_id}")
         self.conversation_id = event.conversation_id
         self.sink.event(event)
         if not self.warned:
@@ -198,12 +181,7 @@ class _Runner:
         if isinstance(event, StatusAsked):
             self.stderr.line(f"status: {self.phase}, {self.tokens:,} tokens, {self.sink.clock():.1f} s")
             return
-        if isinstance(event, Ready):
-            # Not before: a refused turn leaves none.
-            if not self.ready and self.job.conversation_id is None and self.controller.saving and self.sink.text:
-                self.stderr.notice(f"conversation {self.conversation_id}")
-            self.ready = True
-        elif isinstance(event, Piece):
+        if isinstance(event, Piece):
             self.phase, self.tokens = event.channel, self.tokens + len(event.ids)
         elif isinstance(event, Loading | Prefill):
             self.phase = f"{'loading' if isinstance(event, Loading) else 'prefill'} {event.done:,}/{event.total:,}"
@@ -224,10 +202,6 @@ class _Runner:
             if failed.code == "interrupted":  # abandoned by a second signal or after the time limit
                 name, message = self.interrupts.error
                 failed = Failed(name, message, failed.hint, failed.conversation_id, failed.partial)
-        elif not self.ready and (self.job.conversation_id is None or self.job.copied):
-            failed = self.controller.withdraw(failed)
-            if failed.conversation_id is None:
-                self.sink.withdrawn()
         if failed.conversation_id is not None and self.controller.saving:
             if self.job.conversation_id is None and self.answered == 0 and failed.partial is None:
                 kept = f"your message is kept unanswered in the new conversation {failed.conversation_id}; "

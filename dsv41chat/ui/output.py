@@ -288,9 +288,6 @@ class Sink(ABC):
     def turn_done(self) -> None:  # noqa: B027 - most sinks have nothing to do there
         """The end of one answer, when all went well."""
 
-    def withdrawn(self) -> None:  # noqa: B027 - only one that writes at the end still can
-        """The conversation that `Started` named is gone."""
-
     @abstractmethod
     def done(self, turns: list[ev.Finished], exit_code: int, extra: dict[str, Any]) -> None:
         """turns: one per prompt; extra: fields of --dry-run and --load-only."""
@@ -384,9 +381,6 @@ class JsonSink(Sink):
             self._start = {name: fields[name] for name in ("version", "conversation", "build", "params", "engine")}
         elif isinstance(event, ev.Ready):
             self._start |= {"params": event.params, "build": event.build.as_dict()}
-
-    def withdrawn(self) -> None:
-        self._start["conversation"] = None
 
     def done(self, turns: list[ev.Finished], exit_code: int, extra: dict[str, Any]) -> None:
         fields: dict[str, Any] = {"type": "done"}

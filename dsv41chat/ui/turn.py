@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 END_THINK = "</think>"
-REFUSALS = range(2, 8)  # exit codes of usage, settings, build, memory, conversation, context
 
 
 class Unusable(EngineError):
@@ -127,22 +126,6 @@ class TurnController:
         stream = self._stream
         if stream is not None:
             stream.abandon()
-
-    def withdraw(self, failed: Failed) -> Failed:
-        """Remove the new conversation of a turn that was refused before it was ready to be answered. Returns `failed` without it.
-
-        For scripts, which have their text still and would collect conversations that nobody wants. What was no refusal (a signal, a fault)
-        stays: it may be gone on with.
-        """
-        if failed.conversation_id is None or failed.exit_code not in REFUSALS:
-            return failed
-        try:
-            self.store.purge(failed.conversation_id)
-        except StoreError as error:
-            log.info("the conversation of a refused turn stays: %s", error)
-            return failed
-        self.last_conversation_id = None
-        return replace(failed, conversation_id=None)
 
     def ask_status(self) -> None:
         """Have the running turn yield StatusAsked. Safe in a signal handler."""

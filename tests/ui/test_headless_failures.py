@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from dsv41chat.engine.errors import DoesNotFit, EngramReadError, PackDamaged
+from dsv41chat.engine.errors import DoesNotFit, EngramReadError
 from dsv41chat.store import Store
 from tests.ui.fakes import HELLO, Script
 
@@ -49,6 +47,8 @@ def test_an_error_before_the_first_token_leaves_no_answer(program):
 def test_does_not_fit(program):
     result = program("--json", "hi", script=Script(load_error=DoesNotFit("needs 197 GB", hint="--context 32768")))
     assert (result.code, result.object["code"], result.object["hint"]) == (5, "does_not_fit", "--context 32768")
+    with Store.open(program.data, readonly=True) as store:
+        assert [m.text for m in store.tree(result.object["conversation"])] == ["hi"]
 
 
 def test_context_full_before_any_engine_work(program):
@@ -56,8 +56,7 @@ def test_context_full_before_any_engine_work(program):
     result = program("--json", "x" * 200, script=script)
     assert (result.code, result.object["code"]) == (7, "context_full") and script.prompts == []
     assert "100" in result.object["message"] and result.object["hint"].startswith("a shorter text"), "the build holds no more"
-    program("--json", "hi")
-    more = program("--json", "-c", "y" * 200, script=script)
+    more = program("--json", "-c", "y" * 20, script=script)
     assert more.code == 7 and more.object["hint"].startswith("a new conversation"), "this one holds an earlier message"
     less = program("--json", "--context", "90", "x" * 200, script=script)
     assert less.code == 7 and less.object["hint"].startswith("--context with a larger number, ")
@@ -172,38 +171,14 @@ def test_a_build_that_is_not_there_leaves_no_conversation(program, monkeypatch):
     assert [row["id"] for row in program("conversations", "list", "--json").object] == [one], "nor a copy"
 
 
-REFUSED = [
-    (Script(context_limit=100), ["x" * 200], 7),
-    (Script(), ["--draft", "9", "hi"], 2),
-    (Script(load_error=DoesNotFit("needs 197 GB")), ["hi"], 5),
-    (Script(load_error=PackDamaged("model.safetensors is truncated")), ["hi"], 4),
-    (Script(tokenizer=None), ["hi"], 4),
-]
-
-
-@pytest.mark.parametrize(("script", "words", "code"), REFUSED, ids=["context", "draft", "memory", "truncated", "tokenizer"])
-def test_what_is_refused_late_leaves_no_conversation_either(program, script, words, code):
-    """Nor a copy; a conversation that was there keeps the message, and one that got an answer before stays."""
-    list_all = lambda: program("conversations", "list", "--json").object
-    refused = program("--headless", *words, script=script)
-    assert refused.code == code and "conversation" not in refused.err.replace("a new conversation, or", "") and list_all() == []
-    assert program("--json", *words, script=script).object.get("conversation") is None and list_all() == []
-    item = json.dumps({"prompt": words[-1]} | ({"params": {"draft": 9}} if code == 2 else {}))
-    assert program("--batch", "-", "--save", stdin=item, script=script).code == 9 and list_all() == []
-    one = program("--json", "first").object["conversation"]
-    assert program("--json", "-c", "--fork", *words, script=script).code == code and [row["id"] for row in list_all()] == [one]
-    assert program("--json", "-c", *words, script=script).object["conversation"] == one
-    with Store.open(program.data, readonly=True) as store:
-        assert [m.text for m in store.tree(one) if m.role == "user"] == ["first", words[-1]]
-
-
 def test_a_new_conversation_that_got_no_answer_is_named(program):
-    """One that was not refused: it can be gone on with."""
-    late = program("--json", "--timeout", "0.01", "hi", script=Script(load_s=0.2))
-    (said,) = [line for line in late.err.splitlines() if "kept unanswered" in line]
+    long = program("--headless", "x" * 200, script=Script(context_limit=100))
+    (said,) = [line for line in long.err.splitlines() if "kept unanswered" in line]
     (row,) = program("conversations", "list", "--json").object
-    assert late.code == 124 and f"conversation {row['id']}" in said and f"conversations delete {row['id']}" in said
-    assert "kept unanswered" not in program("--json", "-c", "--timeout", "0.01", "hi", script=Script(load_s=0.2)).err
+    assert long.code == 7 and f"conversation {row['id']}" in said and f"conversations delete {row['id']}" in said
+    late = program("--json", "--timeout", "0.01", "hi", script=Script(load_s=0.2))
+    assert late.code == 124 and "kept unanswered" in late.err
+    assert "kept unanswered" not in program("--json", "-c", "x" * 200, script=Script(context_limit=100)).err
 
 
 def test_an_answer_that_is_not_whole_says_so(program):

@@ -93,7 +93,7 @@ def test_under_a_cgroup_limit_the_suggested_context_runs(program, monkeypatch, t
     assert (refused.code, refused.object["code"]) == (5, "does_not_fit") and "of 2.0 GB" in refused.object["message"]
     context = re.search(r"--context (\d+)", refused.object["hint"])[1]
     assert 4096 <= int(context) == row["admitted_context"] < 8192
-    answered = program("--json", "--context", context, *SHORT, "hi", real=True)
+    answered = program("--json", "--resume", refused.object["conversation"], "--context", context, *SHORT, "hi again", real=True)
     assert answered.code == 0 and answered.object["usage"]["context_limit"] == int(context)
 
 
