@@ -26,7 +26,7 @@ from dsv41chat.engine.kernels.nvrtc import architecture, code_folder
 _log = logging.getLogger(__name__)
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
 _INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
-_INPUTS = 32  # of the kernel that tells addresses
+_INPUTS = 120  # of the kernel that tells addresses
 _HINT = 'the stock operations run without it: set engine.routes to "stock"'
 
 
@@ -328,7 +328,7 @@ def driver() -> Driver:
 
 
 def address_program() -> tuple[str, str]:
-    """(name, text) of the kernel that writes its inputs' addresses to its output, 32 unsigned 64-bit numbers."""
+    """(name, text) of the kernel that writes its inputs' addresses to its output, unsigned 64-bit numbers."""
     inputs = ", ".join(f"const void* p{i}" for i in range(_INPUTS))
     lines = "".join(f"  out[{i}] = (unsigned long long)p{i};\n" for i in range(_INPUTS))
     rest = f"({inputs}, unsigned long long* out) {{\n{lines}}}\n"
@@ -342,8 +342,9 @@ def _address_code() -> tuple[str, bytes]:
     return name, code_folder().load(name, text, architecture())
 
 
-def addresses(arrays: Sequence[mx.array]) -> list[int]:
-    """Where MLX keeps the arrays on the device, a view's first element included. Evaluates them and waits for MLX.
+def addresses(arrays: Sequence[mx.array], whole: bool = False) -> list[int]:
+    """Where MLX keeps the arrays on the device, a view's first element included. Evaluates them and waits for MLX. whole: they are known to
+    be results of operations that fill their memory row by row, which is not looked into then.
 
     An address holds while its array lives, is not assigned into, and stays on the device: the first look at it from the host (np.array,
     tolist, item) and its first use on MLX's CPU move an array that an operation made on the device to other memory, which a view of it
@@ -360,7 +361,8 @@ def addresses(arrays: Sequence[mx.array]) -> list[int]:
         part = arrays[first : first + _INPUTS]
         inputs = part + part[:1] * (_INPUTS - len(part))
         # MLX copies an array whose elements do not follow one another when it is told to: then the address is another one.
-        own, passed = (_told(inputs, contiguous) for contiguous in (False, True))
+        own = _told(inputs, False)
+        passed = own if whole else _told(inputs, True)
         for index, (a, b) in enumerate(zip(own[: len(part)], passed)):
             if a != b:
                 raise ValueError(f"the elements of array {first + index} do not follow one another: pass mx.contiguous of it")

@@ -13,6 +13,7 @@ from dsv41chat.engine.kernels.driver import DeviceMemory, Driver, DriverFailed, 
 from dsv41chat.engine.kernels.nvrtc import NvrtcBackend
 from dsv41chat.engine.kernels.recorder import BORDER, Launch, Memory, Place, Tape, arrange
 from dsv41chat.engine.kernels.recording import Given
+from dsv41chat.engine.kernels.replay import Home, handles
 
 # Constants that tell the shape of a launch.
 _SHAPE = ("K", "N", "C", "D", "I", "CH", "IH", "QK", "W")
@@ -31,8 +32,12 @@ class CudaPlayer:
         self._scratch: DeviceMemory | None = None
         self._home: PinnedMemory | None = None
 
-    def load(self, tape: Tape, given: Given, results: list[Place], buffers: Mapping[str, mx.array]) -> CudaStep:
-        """Compiles what is new, asks for the addresses and builds the graphs. Raises CompileFailed, DriverFailed."""
+    def settle(self, buffers: Mapping[str, mx.array], keep: bool) -> Home:
+        found = addresses(list(buffers.values()), whole=True)
+        return Home(dict(zip(buffers, found)), handles(buffers) if keep else {})
+
+    def load(self, tape: Tape, given: Given, results: list[Place], home: Home) -> CudaStep:
+        """Compiles what is new, asks for the addresses of weights that are new and builds the graphs. Raises CompileFailed, DriverFailed."""
         on, plan = driver(), arrange(tape)
         codes = self.backend.codes([(x.kernel, [p.dtype for p in x.inputs], [p.dtype for p in x.outputs], x.constants) for x in tape.launches])
         if self._scratch is None or self._scratch.nbytes < plan.nbytes:
@@ -42,7 +47,7 @@ class CudaPlayer:
             self._home = PinnedMemory(nbytes)
         block = _device(on, given.memory.nbytes)
         where = {memory: self._scratch.address + at for memory, at in plan.offsets.items()} | {given.memory: block.address}
-        where |= self._addresses(tape, buffers)
+        where |= self._addresses(tape, home)
         nodes = [
             Node(on.function(*code), x.groups, x.threads, tuple(where[p.memory] + p.at for p in (*x.inputs, *x.outputs)), waits)
             for x, code, waits in zip(tape.launches, codes, plan.waits)
@@ -54,25 +59,22 @@ class CudaPlayer:
         labels = [_label(x) for x in tape.launches]
         return CudaStep(on, graphs, parts, block, PinnedMemory(given.memory.nbytes), found, self._home, self._scratch, nodes, labels)
 
-    def bring_back(self, buffers: dict[str, mx.array], kept: Mapping[str, mx.array]) -> None:
-        """As `Player` has it, by copies on the device."""
-        names = list(kept)
-        found = addresses([*(buffers[name] for name in names), *(kept[name] for name in names)])
-        on = driver()
-        for name, source, target in zip(names, found, found[len(names) :]):
-            if source != target:
-                on.copy(target, source, kept[name].nbytes)
+    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> None:
+        """By copies on the device."""
+        on, names = driver(), list(home.kept)
+        for name, source in zip(names, addresses([buffers[name] for name in names], whole=True)):
+            if source != home.addresses[name]:
+                on.copy(home.addresses[name], source, home.kept[name].nbytes)
         # What they were copied from is MLX's again.
         on.synchronize()
-        buffers.update({name: kept[name][:] for name in names})
+        buffers.update(handles(home.kept))
 
-    def _addresses(self, tape: Tape, buffers: Mapping[str, mx.array]) -> dict[Memory, int]:
+    def _addresses(self, tape: Tape, home: Home) -> dict[Memory, int]:
         used = {p.memory: None for launch in tape.launches for p in (*launch.inputs, *launch.outputs)}
         new = [m for m in used if m.kind == "fixed" and m not in self._fixed]
         self._fixed.update(zip(new, addresses([m.array for m in new])))
         self._bring_in([m for m in new if m.nbytes <= _SMALL])
-        lane = [m for m in used if m.kind == "lane"]
-        return self._fixed | dict(zip(lane, addresses([buffers[m.name] for m in lane])))
+        return self._fixed | {m: home.addresses[m.name] for m in used if m.kind == "lane"}
 
     def _bring_in(self, small: list[Memory]) -> None:
         """MLX keeps small arrays in the host's memory, where every group of a kernel would fetch them from."""

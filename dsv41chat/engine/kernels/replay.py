@@ -59,26 +59,48 @@ class Loaded(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Home:
+    """Where a lane's buffers lie, which recorded launches write in place. addresses: as the player understands them. kept: handles of the
+    buffers, with which they stay there whatever MLX writes; empty where they are left to MLX."""
+
+    addresses: dict[str, Any]
+    kept: dict[str, mx.array]
+
+    def fits(self, buffers: Mapping[str, mx.array]) -> bool:
+        return bool(self.kept) and all(buffers[name].shape == array.shape for name, array in self.kept.items())
+
+
 class Player(Protocol):
     """What runs tapes: a device, or in tests the CPU shim."""
 
-    def bring_back(self, buffers: dict[str, mx.array], kept: Mapping[str, mx.array]) -> None:
-        """Put the contents of `buffers`, which are evaluated, into the memory of `kept`, arrays of the same shapes, and these into `buffers`."""
+    def settle(self, buffers: Mapping[str, mx.array], keep: bool) -> Home:
+        """Look where buffers lie, by the name in their memory; evaluates them."""
         ...
 
-    def load(self, tape: Tape, given: Given, results: list[Place], buffers: Mapping[str, mx.array]) -> Loaded:
-        """buffers: the lane's, by the name in their memory; they are evaluated and will be written in place."""
+    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> None:
+        """Put the contents of `buffers` where those lie that `home` keeps, and these into `buffers`; home.fits(buffers)."""
         ...
+
+    def load(self, tape: Tape, given: Given, results: list[Place], home: Home) -> Loaded:
+        """Ready to run on the buffers of `home`."""
+        ...
+
+
+def handles(buffers: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The same arrays as objects of their own: a write to a lane's array makes that object another array."""
+    found = {name: buffer[:] for name, buffer in buffers.items()}
+    mx.eval(list(found.values()))
+    return found
 
 
 @dataclass
 class _Ready:
-    """What is loaded for a lane, for buffers that lie where they lay in this version of it. kept: the buffers, which stay there; empty when
-    they are too large to be there twice."""
+    """What is loaded for a lane, for buffers that lie where they lay in this version of it."""
 
     version: int
     forms: dict[Form, Step]
-    kept: dict[str, mx.array]
+    home: Home
 
 
 @dataclass(frozen=True)
@@ -170,27 +192,22 @@ class Replay:
         if form not in ready.forms:
             if len(ready.forms) >= _KEPT_FORMS:
                 ready.forms.pop(next(iter(ready.forms)))
-            ready.forms[form] = self._load(lane, start, count, logits, taps)
+            ready.forms[form] = self._load(lane, ready.home, start, count, logits, taps)
         return ready.forms[form]
 
     def _settled(self, lane: Lane, before: _Ready | None) -> _Ready:
         """What is loaded for a lane that MLX wrote to: all that was, where its buffers can lie where they lay."""
-        mx.eval(lane.arrays())
-        if before is not None and before.kept and all(lane.buffers[name].shape == kept.shape for name, kept in before.kept.items()):
-            self.player.bring_back(lane.buffers, before.kept)
+        if before is not None and before.home.fits(lane.buffers):
+            self.player.bring_back(before.home, lane.buffers)
             before.version = lane.version
             return before
-        kept = {}
-        if sum(buffer.nbytes for buffer in lane.buffers.values()) <= KEPT_BYTES:
-            # Handles of their own: a write to a lane's array makes it another one in place.
-            kept = {name: buffer[:] for name, buffer in lane.buffers.items()}
-            mx.eval(list(kept.values()))
-        return _Ready(lane.version, {}, kept)
+        # Buffers that are too large to be there twice are left to MLX.
+        return _Ready(lane.version, {}, self.player.settle(lane.buffers, sum(b.nbytes for b in lane.buffers.values()) <= KEPT_BYTES))
 
-    def _load(self, lane: Lane, start: int, count: int, logits: bool, taps: bool) -> Step:
+    def _load(self, lane: Lane, home: Home, start: int, count: int, logits: bool, taps: bool) -> Step:
         self.recorded += 1
         tape, given, results = self.record(lane, start, count, logits, taps)
-        loaded = self.player.load(tape, given, results, lane.buffers)
+        loaded = self.player.load(tape, given, results, home)
         return Step(loaded, given.filler(loaded.block), given.tables)
 
     def record(

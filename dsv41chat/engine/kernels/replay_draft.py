@@ -25,7 +25,7 @@ from dsv41chat.engine.kernels.hyper import Enter
 from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.recorder import Memory, Place, Recorder, Tape
 from dsv41chat.engine.kernels.recording import Given
-from dsv41chat.engine.kernels.replay import Loaded, Replay, shadow
+from dsv41chat.engine.kernels.replay import Home, Loaded, Replay, shadow
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.sites import Site, bare, stored, width
 from dsv41chat.engine.ops.rope import host_table
@@ -125,6 +125,7 @@ class DraftReplay:
         own, following = m.confidence[: m.norm.shape[0]], m.confidence[m.norm.shape[0] :]
         self.confidence = np.array(own), np.array(m.markov_embed.astype(mx.float32) @ following)
         self.recorded = 0
+        self._homes: WeakKeyDictionary[DraftRings, Home] = WeakKeyDictionary()
         self._steps: WeakKeyDictionary[DraftRings, dict[tuple, tuple[Loaded, Callable]]] = WeakKeyDictionary()
         try:
             launches = [len(self.record(self.rings(), form)[0].launches) for form in (("pass", m.block, True), ("extend", 1), ("put",))]
@@ -197,7 +198,10 @@ class DraftReplay:
         if form not in steps:
             self.recorded += 1
             tape, given, results = self.record(rings, form)
-            loaded = self.player.load(tape, given, results, rings.buffers)
+            if rings not in self._homes:
+                # Only recorded launches write to them.
+                self._homes[rings] = self.player.settle(rings.buffers, False)
+            loaded = self.player.load(tape, given, results, self._homes[rings])
             steps[form] = loaded, given.filler(loaded.block)
         loaded, fill = steps[form]
         fill(brought)

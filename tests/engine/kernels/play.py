@@ -11,6 +11,7 @@ import numpy as np
 
 from dsv41chat.engine.kernels.recorder import Memory, Place, Tape, arrange
 from dsv41chat.engine.kernels.recording import Given
+from dsv41chat.engine.kernels.replay import Home, handles
 from tests.engine.kernels.shim import _aligned, _library, _program, _raw
 
 
@@ -20,16 +21,19 @@ class ShimPlayer:
     def __init__(self, seed: int = 1):
         self.random, self.fixed, self.played = random.Random(seed), {}, []
 
-    def load(self, tape: Tape, given: Given, results: list[Place], buffers: Mapping[str, mx.array]) -> ShimStep:
-        return ShimStep(self, tape, given, results, buffers)
+    def settle(self, buffers: Mapping[str, mx.array], keep: bool) -> Home:
+        return Home({name: _memory(buffer) for name, buffer in buffers.items()}, handles(buffers) if keep else {})
 
-    def bring_back(self, buffers: dict[str, mx.array], kept: Mapping[str, mx.array]) -> None:
-        for name, array in kept.items():
-            new, old = _memory(buffers[name]), _memory(array)
+    def load(self, tape: Tape, given: Given, results: list[Place], home: Home) -> ShimStep:
+        return ShimStep(self, tape, given, results, home)
+
+    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> None:
+        for name, array in home.kept.items():
+            new, old = _memory(buffers[name]), home.addresses[name]
             assert new.shape == old.shape and buffers[name].shape == array.shape
             if new.ctypes.data != old.ctypes.data:
                 ctypes.memmove(old.ctypes.data, new.ctypes.data, new.nbytes)
-            buffers[name] = array[:]
+        buffers.update(handles(home.kept))
 
 
 def _memory(array: mx.array) -> np.ndarray:
@@ -41,13 +45,13 @@ def _memory(array: mx.array) -> np.ndarray:
 class ShimStep:
     """Reads and writes the memory that the lane's buffers had when it was loaded, as a device does."""
 
-    def __init__(self, player: ShimPlayer, tape: Tape, given: Given, results: list[Place], buffers: Mapping[str, mx.array]):
+    def __init__(self, player: ShimPlayer, tape: Tape, given: Given, results: list[Place], home: Home):
         self.player, self.tape, self.wanted, self.given = player, tape, results, given.memory
         self.plan = arrange(tape)
         self.block = _aligned(np.full(given.memory.nbytes, 0x7B, np.uint8))
         self.scratch = _aligned(np.full(self.plan.nbytes, 0x7B, np.uint8))
         used = {p.memory for x in tape.launches for p in (*x.inputs, *x.outputs) if p.memory.kind == "lane"}
-        self.memory = {m: _memory(buffers[m.name]) for m in used}
+        self.memory = {m: home.addresses[m.name] for m in used}
         self.lane: dict[Memory, np.ndarray] = {}
 
     def play(self, part: int) -> None:

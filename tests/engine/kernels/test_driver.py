@@ -336,7 +336,7 @@ def mlx_on_cuda(monkeypatch):
 
     def launch(*, inputs, ensure_row_contiguous, output_shapes, output_dtypes, **call):
         calls.append(call)
-        assert len(inputs) == 32 and output_shapes == [(32,)] and output_dtypes == [mx.uint64]
+        assert len(inputs) == 120 and output_shapes == [(120,)] and output_dtypes == [mx.uint64]
         first = [int(a.reshape(-1)[0].item()) for a in inputs]
         # memoryview's strides tell the layout on the CPU
         copied = [ensure_row_contiguous and not memoryview(a).c_contiguous for a in inputs]
@@ -349,16 +349,17 @@ def mlx_on_cuda(monkeypatch):
 
 
 def test_addresses_of_any_number_of_arrays(mlx_on_cuda):
-    arrays = [mx.full((2, 2), i, (mx.uint8, mx.float32, mx.int32)[i % 3]) for i in range(70)]
-    assert addresses(arrays) == [2**40 + 4096 * i for i in range(70)] and len(mlx_on_cuda) == 6
+    arrays = [mx.full((2, 2), i, (mx.uint8, mx.float32, mx.int32)[i % 3]) for i in range(250)]
+    assert addresses(arrays) == [2**40 + 4096 * i for i in range(250)] and len(mlx_on_cuda) == 6
+    assert addresses(arrays, whole=True) == [2**40 + 4096 * i for i in range(250)] and len(mlx_on_cuda) == 9
     assert addresses([]) == [] and addresses(arrays[:1]) == [2**40]
     assert addresses([mx.arange(12).reshape(4, 3)[1:]]) == [2**40 + 4096 * 3]
 
 
 @pytest.mark.parametrize("wrong", [mx.array(1.0), mx.zeros((0, 4)), mx.arange(12).reshape(3, 4).T, mx.arange(12).reshape(3, 4)[:, 1:]])
 def test_arrays_without_an_address_for_a_kernel(mlx_on_cuda, wrong):
-    with pytest.raises(ValueError, match="array 33|elements of array 33"):
-        addresses([mx.ones((4,))] * 33 + [wrong])
+    with pytest.raises(ValueError, match="array 133|elements of array 133"):
+        addresses([mx.ones((4,))] * 133 + [wrong])
 
 
 @pytest.mark.oracle
