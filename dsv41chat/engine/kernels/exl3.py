@@ -10,7 +10,7 @@ from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import compiled_rows
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_exl3 import EXL3_MATVEC, EXL3_ROTATE
-from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS, EXL3_JOIN, EXL3_SPLIT, EXL3_TENSOR, EXL3_TENSOR_FEW, STAGE_BYTES
+from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS, EXL3_JOIN, EXL3_SPLIT, EXL3_TENSOR, STAGE_BYTES
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear, Exl3Stack
 from dsv41chat.engine.ops.exl3 import BLOCK, CODEBOOKS
 
@@ -18,10 +18,8 @@ from dsv41chat.engine.ops.exl3 import BLOCK, CODEBOOKS
 _SPLITS = 4
 # Processors of a large device, among which groups are dealt out; and what a group costs besides its runs of 128 inputs, in such runs.
 PROCESSORS, _START = 132, 1
-# Shared memory that a group may have, the stages that a ring may have, and rows that `EXL3_TENSOR_FEW` takes.
-_SHARED_BYTES, _STAGES, _FEW_ROWS = 48 << 10, (8, 4), 2
-# Groups of a matrix that may each turn the inputs.
-_FEW_GROUPS = 2 * PROCESSORS
+# Shared memory that a group may have, and the stages that a ring may have.
+_SHARED_BYTES, _STAGES = 48 << 10, (8, 4)
 
 
 def stack_constants(module: Exl3Linear | Exl3Stack) -> dict[str, int]:
@@ -71,8 +69,7 @@ class Exl3Matvec:
 
 
 class Exl3TensorMatvec(Exl3Matvec):
-    """The same on CUDA's matrix unit. Inputs of a matrix with few outputs are cut into parts, whose sums another launch joins; one or two
-    rows are turned where they are used."""
+    """The same on CUDA's matrix unit. Inputs of a matrix with few outputs are cut into parts, whose sums another launch joins."""
 
     def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack, dtype: mx.Dtype | None = None, processors: int = PROCESSORS):
         super().__init__(backend, module, dtype)
@@ -83,11 +80,10 @@ class Exl3TensorMatvec(Exl3Matvec):
         # Two groups of half the size for a processor where there are so many.
         most = min(self.per, 4 if wide * self.parts <= processors else 2)
         self.splits = next(n for n in (4, 3, 2, 1) if n <= most and rings(4 * n, self.constants["K2"]))
-        self.few = [0 if wide * self.parts > _FEW_GROUPS else self._stages(rows, self.per) for rows in range(1, _FEW_ROWS + 1)]
 
-    def _stages(self, rows: int, turned: int = 0) -> int:
-        """Stages of a ring for that many rows; turned: runs of theirs that a group keeps. 0 where they do not fit."""
-        stages = rings(4 * self.splits, self.constants["K2"], 4 * rows * turned * BLOCK_WORDS)
+    def _stages(self, rows: int) -> int:
+        """Stages of a ring for that many rows. 0 where they do not fit."""
+        stages = rings(4 * self.splits, self.constants["K2"])
         # Sums of the rows take their place.
         return stages if stages * self.constants["K2"] >= 2 * rows else 0
 
@@ -98,17 +94,12 @@ class Exl3TensorMatvec(Exl3Matvec):
         constants = {**self.constants, "KS": self.splits, "KZ": self.parts, "PER": self.per, "OF": of}
         grid, threads, whole = (self.outputs // BLOCK, self.parts, self.groups), 128 * self.splits, ((n, total), dtype)
         outputs = [whole if self.parts == 1 else ((self.parts, n, total), mx.float32)]
-        rows = compiled_rows(n)
-        if rows <= _FEW_ROWS and self.few[rows - 1]:
-            inputs = [x, self.suh, *self.arrays, number(n)]
-            constants |= {"R": rows, "XF": wide, "ST": self.few[rows - 1]}
-            (y,) = self.backend.run(EXL3_TENSOR_FEW, inputs, constants, grid, threads, outputs)
-        else:
-            turned = (n, width // BLOCK * BLOCK_WORDS), mx.uint32
-            (xh,) = self.backend.run(EXL3_SPLIT, [x, self.suh], {"K": width, "XF": wide}, (width // BLOCK, n, 1), 32, [turned])
-            most = 4 if n <= 4 else 8
-            constants |= {"R": most, "ST": self._stages(most)}
-            (y,) = self.backend.run(EXL3_TENSOR, [xh, *self.arrays, number(n)], constants, grid, threads, outputs)
+        # Turning inputs in each group that uses them would save this launch, and costs more: groups would begin to wait when others end.
+        turned = (n, width // BLOCK * BLOCK_WORDS), mx.uint32
+        (xh,) = self.backend.run(EXL3_SPLIT, [x, self.suh], {"K": width, "XF": wide}, (width // BLOCK, n, 1), 32, [turned])
+        most = 4 if n <= 4 else 8
+        constants |= {"R": most, "ST": self._stages(most)}
+        (y,) = self.backend.run(EXL3_TENSOR, [xh, *self.arrays, number(n)], constants, grid, threads, outputs)
         if self.parts == 1:
             return y
         constants = {"W": total, "KZ": self.parts, "BIAS": self.constants["BIAS"], "OF": of}

@@ -19,7 +19,8 @@ from dsv41chat.engine.ops.exl3 import BLOCK
 
 # SIMD groups along the inputs; of gate and up each has four for its columns. Constants, because they order a sum. The matrix unit has at most
 # so many, as its rings let it.
-_UP_SPLITS, _DOWN_SPLITS, _TENSOR_SPLITS = 2, 1, 4
+_UP_SPLITS, _DOWN_SPLITS = 2, 1
+_TENSOR_UP_SPLITS, _TENSOR_DOWN_SPLITS = 3, 4
 
 
 class Exl3Experts:
@@ -91,7 +92,7 @@ class Exl3Experts:
             return {"KS": _UP_SPLITS if kinds == 2 else _DOWN_SPLITS}
         form = self.up_constants if kinds == 2 else self.down_constants
         halves = max(form["K2"], form["K2S"])
-        for splits in range(_TENSOR_SPLITS // kinds, 0, -1):
+        for splits in range(_TENSOR_UP_SPLITS if kinds == 2 else _TENSOR_DOWN_SPLITS, 0, -1):
             if stages := rings(4 * kinds * splits, halves, 4 * splits * slots * BLOCK):
                 return {"KS": splits, "ST": stages}
         raise ValueError(f"rings of {halves / 2:g} bits do not fit beside the sums of {slots} slots")

@@ -354,40 +354,6 @@ EXL3_TENSOR = Kernel(
     early=True,
 )
 
-# The same from x [rows, G * K] bf16 or fp32 (XF) itself, for few rows: each group turns its inputs, with the very bits of EXL3_SPLIT, which
-# costs less than a launch. rows <= R <= 4.
-EXL3_TENSOR_FEW = Kernel(
-    "exl3_tensor_few",
-    ("x", "suh", "words", "svh", "bias", "dims"),
-    ("out",),
-    _PLACE
-    + r"""
-  constexpr int NB = 1;
-  SHM uint4 turned[PER * R * 33];
-  for (u32 run = sg; run < count; run += 4 * KS) soon((const u16*)suh + gz * K + (from + run) * 128 + lane * 4);
-  AFTER();
-  const u32 n = (u32)dims[0];
-  for (u32 i = sg; i < count * n; i += 4 * KS) {
-    const u32 run = i / n, m = i % n, at = gz * K + (from + run) * 128 + lane * 4;
-    float v[4];
-    loadn<4, XF>((const u32*)x, (u64)m * (G * K) + at, v);
-    UNROLL for (int q = 0; q < 4; q++) v[q] *= h2f(((const u16*)suh)[at + q]);
-    mix128(v, lane);
-    UNROLL for (int q = 0; q < 4; q++) v[q] *= 0.08838834764831845f;
-    put4((u32*)turned, run * R + m, lane, v);
-  }
-  BARRIER();
-  const u32* mine = (const u32*)turned + begin * R * 132;
-  const u32 *X[1] = {mine + UMN(g / 2, n - 1) * 132}, *B[1] = {mine + UMN(t, n - 1) * 132};
-  float acc[1][2][2];
-  tiles.template sums<R * 132, K2, BOOK, 1>(next, X, B, runs, acc);
-"""
-    + _COLLECT,
-    MIX + SPLIT + UNIT + _FINISH,
-    only="cuda",
-    early=True,
-)
-
 # parts fp32 [KZ, rows, W] of EXL3_TENSOR, rows = dims[0] -> out [rows, W] bf16 or fp32 (OF). Groups (W / 128, rows) of 32 threads.
 EXL3_JOIN = Kernel(
     "exl3_join",
