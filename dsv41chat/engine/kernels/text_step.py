@@ -341,6 +341,30 @@ HADAMARD = Kernel(
 """,
 )
 
+# What is known of a run of sums: the largest and where the first of these is, the smallest, and 1 where one is not finite.
+_GUESS = r"""
+struct guess { float top, low, fault; int place; };
+FN guess nothing(int place) {
+  guess g;
+  g.top = -3.4e38f; g.low = 3.4e38f; g.fault = 0.0f; g.place = place;
+  return g;
+}
+FN guess better(guess g, float top, float low, float fault, int place) {
+  if (top > g.top || (top == g.top && place < g.place)) { g.top = top; g.place = place; }
+  if (low < g.low) g.low = low;
+  if (fault > g.fault) g.fault = fault;
+  return g;
+}
+FN guess of_group(guess g) {
+  for (int o = 16; o; o >>= 1) {
+    const float t = SHXOR(g.top, o), l = SHXOR(g.low, o), f = SHXOR(g.fault, o);
+    const int p = SHXOR(g.place, o);
+    g = better(g, t, l, f, p);
+  }
+  return g;
+}
+"""
+
 # base, add fp32 [V] -> of each of G runs of their sums: part fp32 [G, 4] = largest, smallest, and 1 where one is not finite; at int32 [G] =
 # where the first of the largest is. Groups G of NTH threads.
 GUESS_PARTS = Kernel(
@@ -351,33 +375,23 @@ GUESS_PARTS = Kernel(
   constexpr int RUN = (V + G - 1) / G;
   SHM float tops[32]; SHM float lows[32]; SHM float faults[32]; SHM int places[32];
   const int first = (int)gx * RUN, last = first + RUN < V ? first + RUN : V;
-  float top = -3.4e38f, low = 3.4e38f, fault = 0.0f;
-  int place = V;
+  guess g = nothing(V);
   for (int i = first + (int)tid; i < last; i += NTH) {
     const float v = base[i] + add[i];
-    if (!(FABS(v) < 3.4e38f)) fault = 1.0f;
-    if (v > top) { top = v; place = i; }
-    if (v < low) low = v;
+    if (!(FABS(v) < 3.4e38f)) g.fault = 1.0f;
+    if (v > g.top) { g.top = v; g.place = i; }
+    if (v < g.low) g.low = v;
   }
-  for (int o = 16; o; o >>= 1) {
-    const float t = SHXOR(top, o), l = SHXOR(low, o), f = SHXOR(fault, o);
-    const int p = SHXOR(place, o);
-    if (t > top || (t == top && p < place)) { top = t; place = p; }
-    if (l < low) low = l;
-    if (f > fault) fault = f;
-  }
-  if (lane == 0) { tops[sg] = top; lows[sg] = low; faults[sg] = fault; places[sg] = place; }
+  g = of_group(g);
+  if (lane == 0) { tops[sg] = g.top; lows[sg] = g.low; faults[sg] = g.fault; places[sg] = g.place; }
   BARRIER();
   if (tid == 0) {
-    for (int i = 1; i < NTH / 32; i++) {
-      if (tops[i] > top || (tops[i] == top && places[i] < place)) { top = tops[i]; place = places[i]; }
-      if (lows[i] < low) low = lows[i];
-      if (faults[i] > fault) fault = faults[i];
-    }
-    part[gx * 4] = top; part[gx * 4 + 1] = low; part[gx * 4 + 2] = fault; part[gx * 4 + 3] = 0.0f;
-    at[gx] = place;
+    for (int i = 1; i < NTH / 32; i++) g = better(g, tops[i], lows[i], faults[i], places[i]);
+    part[gx * 4] = g.top; part[gx * 4 + 1] = g.low; part[gx * 4 + 2] = g.fault; part[gx * 4 + 3] = 0.0f;
+    at[gx] = g.place;
   }
 """,
+    _GUESS,
 )
 
 # GUESS_PARTS' results -> id int32 [0]: where the first of the largest sums is; spread fp32 [0]: largest minus smallest, -1 where one is not
@@ -387,22 +401,10 @@ GUESS = Kernel(
     ("part", "at"),
     ("id", "spread"),
     r"""
-  float top = -3.4e38f, low = 3.4e38f, fault = 0.0f;
-  int place = 0x7fffffff;
-  for (int i = (int)lane; i < G; i += 32) {
-    const float t = part[i * 4], l = part[i * 4 + 1], f = part[i * 4 + 2];
-    const int p = at[i];
-    if (t > top || (t == top && p < place)) { top = t; place = p; }
-    if (l < low) low = l;
-    if (f > fault) fault = f;
-  }
-  for (int o = 16; o; o >>= 1) {
-    const float t = SHXOR(top, o), l = SHXOR(low, o), f = SHXOR(fault, o);
-    const int p = SHXOR(place, o);
-    if (t > top || (t == top && p < place)) { top = t; place = p; }
-    if (l < low) low = l;
-    if (f > fault) fault = f;
-  }
-  if (tid == 0) { id[0] = place < VOCAB ? place : 0; spread[0] = fault > 0.0f ? -1.0f : top - low; }
+  guess g = nothing(0x7fffffff);
+  for (int i = (int)lane; i < G; i += 32) g = better(g, part[i * 4], part[i * 4 + 1], part[i * 4 + 2], at[i]);
+  g = of_group(g);
+  if (tid == 0) { id[0] = g.place < VOCAB ? g.place : 0; spread[0] = g.fault > 0.0f ? -1.0f : g.top - g.low; }
 """,
+    _GUESS,
 )

@@ -252,7 +252,7 @@ def test_a_failed_device_is_noticed(model, monkeypatch):
 
 def test_a_wrong_text_leaves_the_built_pass(tmp_path):
     trunk, model = parts("v4", tmp_path)
-    with planted(glue, "GUESS", "place < VOCAB ? place : 0", "place ? place - 1 : 1"):
+    with planted(glue, "GUESS", "g.place < VOCAB ? g.place : 0", "g.place ? g.place - 1 : 1"):
         routes = recorded(trunk, model)
     assert model.replay is None and "from one that is built" in routes.draft_built
     assert any(line.startswith("passes of the drafter are built anew") for line in routes.summary())
