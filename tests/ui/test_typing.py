@@ -230,7 +230,8 @@ async def test_a_stopped_message_comes_back_before_what_was_typed_since(tmp_path
         await pilot.press("escape")
         await until(lambda: not chat.pump.running)
         await pilot.pause()
-        assert chat.composer.text == "go\n\nsince" and chat.editing is not None
+        (question,) = [m for m in app.store.tree(chat.conversation.id) if m.role == "user"]
+        assert chat.composer.text == "go\n\nsince" and chat.editing == question.id
 
 
 @pytest.mark.parametrize("gap_s", [SLOW_S, FAST_S])
