@@ -15,6 +15,9 @@ import numpy as np
 
 from dsv41chat.engine.errors import SnapshotMismatch
 
+# Tokens that the pools of a lane hold at least once it has room made for it.
+_FIRST_ROOM = 4096
+
 
 @dataclass(frozen=True)
 class RingSpec:
@@ -111,15 +114,16 @@ class Lane:
         self.buffers[name][first:last] = rows
 
     def reserve(self, tokens: int) -> None:
-        """Grow the pools to hold `tokens` tokens, by an eighth at least: what is recorded for a lane is recorded anew when they grow."""
+        """Grow the pools to hold `tokens` tokens, to one of few sizes that are the same for all lanes: what is recorded for a lane is
+        recorded anew when they grow, and serves other lanes of its sizes."""
         if tokens <= self._room:
             return
-        pools = {name: spec for name, spec in self.specs.items() if isinstance(spec, PoolSpec)}
-        for name, spec in pools.items():
-            if tokens // spec.ratio > (have := self.buffers[name].shape[0]):
-                self._grow(name, -(-max(tokens // spec.ratio, have + have // 8) // spec.block) * spec.block)
-        # The last tokens of a group that is not full take no row.
-        self._room = min((self.buffers[name].shape[0] * spec.ratio for name, spec in pools.items()), default=tokens)
+        self._room = _FIRST_ROOM
+        while self._room < tokens:
+            self._room += self._room // 8
+        for name, spec in self.specs.items():
+            if isinstance(spec, PoolSpec) and (rows := -(-self._room // (spec.ratio * spec.block)) * spec.block) > self.buffers[name].shape[0]:
+                self._grow(name, rows)
 
     def _grow(self, name: str, count: int) -> None:
         """To `count` rows. On the host the memory itself grows; MLX has no such call, there the buffer is copied once."""
