@@ -111,6 +111,11 @@ class DepthPolicy:
         self.parked, self.promise = prospects < ON, prospects if self.taught else 0.0
         self.mode = "plain"
 
+    @property
+    def grant(self) -> float:
+        """Plain steps that a turn may lose beside its share of the decode time."""
+        return GRANT + (BONUS if self.promise >= GOOD else 0.0)
+
     def gain(self) -> float:
         """Best expected speed over plain decode at any depth."""
         return self._speed(self.acceptance)
@@ -134,7 +139,7 @@ class DepthPolicy:
         one, earned = self.costs.rows[0], BUDGET * self.total
         if not self.costs.known:
             return "plain"
-        if not self.parked and self.loss > earned + (GRANT + BONUS * (self.promise >= GOOD)) * one:
+        if not self.parked and self.loss > earned + self.grant * one:
             self.parked = True
         if not self.parked:
             return "plain" if self.costs.stale else "draft"

@@ -20,6 +20,7 @@ from dsv41chat.engine.kernels.recorder import Memory, Place, Recorder, Tape, arr
 from dsv41chat.engine.kernels.recording import form_of
 from dsv41chat.engine.kernels.replay import Replay
 from dsv41chat.engine.kernels.routes import Declined, install
+from dsv41chat.engine.lane import Lane, PoolSpec
 from dsv41chat.engine.pack.build import build_trunk, open_pack
 from dsv41chat.engine.target import Target
 from dsv41chat.nano import embedded_pack
@@ -179,6 +180,21 @@ def test_a_lane_takes_over_what_another_left(trunk, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(replay.player, "bring_back", lambda home, buffers: buffers.update(home.kept))
         assert not np.array_equal(feed(trunk, second, cuts)[0], want), "the planted fault: rows of the prompt are not copied there"
+
+
+def test_lanes_have_few_sizes():
+    """However a lane came to its length: what was recorded for one serves the others."""
+    specs = PoolSpec("pool.0", 2, (4,), mx.bfloat16, 256), PoolSpec("pool.1", 128, (4,), mx.bfloat16, 256)
+    new = lambda: Lane(specs, 8, in_place=True)
+    shapes = lambda lane: tuple(b.shape for b in lane.buffers.values())
+    grown, seen = new(), []
+    for length in range(1, 40_000, 97):
+        grown.reserve(length)
+        fresh = new()
+        fresh.reserve(length)
+        assert shapes(fresh) == shapes(grown) and all(rows * s.ratio >= length for s, (rows, _) in zip(specs, shapes(grown)))
+        seen.append(shapes(grown))
+    assert len(set(seen)) < 40 and sum(b.nbytes for b in grown.buffers.values()) < 1.3 * 8 * (40_000 / 2 + 40_000 / 128 + 512)
 
 
 class Owner:
