@@ -128,7 +128,8 @@ def from_sqlite(error: sqlite3.Error, path: Path | None, *, reading: bool = Fals
     if reading and primary in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         return StoreUnreadable(f"{where} cannot be read: {error}", "check the rights of the file and of its folder, or use --data-dir")
     if primary == sqlite3.SQLITE_IOERR:
-        return (StoreUnreadable if reading else StoreError)(f"{where} cannot be {'read' if reading else 'written'}: {error}", "run `dsv41chat doctor`")
+        made, tried = (StoreUnreadable, "read") if reading else (StoreError, "written")
+        return made(f"{where} cannot be {tried}: {error}", "run `dsv41chat doctor`")
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         return StoreReadOnly(f"{where} cannot be written: read-only", "choose another folder with --data-dir, or fix its rights")
     if primary == sqlite3.SQLITE_CANTOPEN:

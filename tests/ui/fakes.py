@@ -103,12 +103,13 @@ class FakeSession:
         yield self.engine.residency()
         cached = _common(self.lane, prompt.ids[:-1])
         total = len(prompt.ids) - cached
-        finish = None
+        finish, read = None, 0
         for done in range(min(64, total), total + 64, 64):
             if cancel():
                 finish = "cancelled"
                 break
             time.sleep(script.prefill_s)
+            read = min(done, total)
             yield Prefill(cached, min(done, total), total, 1000.0)
         began = time.monotonic()
         answer = script.answer if isinstance(script.answer, str) else script.answer(prompt.ids, sampling.seed, sampling.temperature)
@@ -157,7 +158,7 @@ class FakeSession:
         yield Done(
             finish or "stop", tuple(ids), tuple(i for i in ids[:n_thinking] if i != end_think), tuple(body), shown["thinking"], shown["answer"],
             usage={
-                "prompt_tokens": len(prompt.ids), "cached_tokens": cached, "prefilled_tokens": total, "thinking_tokens": n_thinking,
+                "prompt_tokens": len(prompt.ids), "cached_tokens": cached, "prefilled_tokens": read, "thinking_tokens": n_thinking,
                 "answer_tokens": len(ids) - n_thinking, "completion_tokens": len(ids), "context_used": len(prompt.ids) + len(ids),
                 "context_limit": self.engine.context_limit,
             },

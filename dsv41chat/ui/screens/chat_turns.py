@@ -29,6 +29,7 @@ class TurnActions:
         self.status = Status()
         self.pump = TurnPump(self.app.controller, self.turn_events, self.turn_ended)
         self.queue: list[Any] = []
+        self._told_queue = ""
         self.held = ""
         self._queued_loading = self._sent_after = False
         self._pending: Entry | None = None
@@ -307,6 +308,10 @@ class TurnActions:
             self.tell(str(error), "error")
 
     def show_queue(self, queue: list[Any]) -> None:
+        if [item.id for item in queue] != [item.id for item in self.queue]:
+            # What was said about the queue is over, or of another conversation.
+            for toast in [toast for toast in self.app._notifications if toast.message == self._told_queue]:
+                self.app._unnotify(toast)
         self.queue = list(queue)
         texts = [self.held] if self.held else [item.text for item in self.queue]
         self.status.queued = len(texts)
@@ -318,7 +323,8 @@ class TurnActions:
         self.show_status()
 
     def tell_queue(self) -> None:
-        self.tell(f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back.")
+        self._told_queue = f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back."
+        self.tell(self._told_queue)
 
     def recall_queued(self) -> None:
         """Up in an empty composer takes the newest waiting message back."""
