@@ -22,7 +22,7 @@ from tests.ui.contents import CONTENTS
 from tests.ui.fakes import Script
 from tests.ui.program import ROOT
 from tests.ui.terminal import Terminal
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, drawn, make_app, say, screen_text, shows, until
 
 in_terminal = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
@@ -90,13 +90,15 @@ async def test_2_streamed_text_is_complete_and_drawn_as_the_whole(tmp_path, name
         shown = copy_lines((line.joint, line.text) for line in lines)
         for word in {"prose": ["quoted"], "code": ["number 39", "that"], "list": ["item 1", "item 300"], "table": ["39601"], "cjk": ["🎉"]}[name]:
             assert word in shown
-        await pilot.pause()
+        await shows(app, "prefilled")
+        await drawn(app)
         streamed = turn_on(app)
         view = app.controller.open(chat.conversation.id)
     again = make_app(tmp_path, Script(), AppStart(view=view), store=store)
     async with again.run_test(size=(100, 30)) as pilot:
-        await until(lambda: "prefilled" in screen_text(again))
-        assert turn_on(again) == streamed, "what was streamed looks like what is opened"
+        await shows(again, "prefilled")
+        # What was streamed looks like what is opened.
+        await until(lambda: turn_on(again) == streamed)
 
 
 @in_terminal
