@@ -236,11 +236,11 @@ def test_a_writer_waits_for_its_turn(store, open_store):
     def hold():
         with store.db.write():
             entered.set()
-            leave.wait(30)
+            leave.wait(120)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    entered.wait(30)
+    entered.wait(120)
     threading.Timer(0.3, leave.set).start()
     assert patient.add_message(conversation.id, None, "user", "patience").text == "patience"
     thread.join()
