@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from dsv41chat.store import Store
 from dsv41chat.ui.render.entry import ANSWER, Entry, Renderer
 from dsv41chat.ui.render.wrap import copy_lines
-from dsv41chat.ui.turn_events import AppStart
+from dsv41chat.ui.turn_events import AppStart, Piece
 from tests.ui.contents import CONTENTS
 from tests.ui.fakes import Script
 from tests.ui.program import ROOT
@@ -75,14 +76,25 @@ def turn_on(app) -> str:
 async def test_2_streamed_text_is_complete_and_drawn_as_the_whole(tmp_path, name):
     text = CONTENTS[name]
     store = Store.memory(background=False)
-    app = make_app(tmp_path, Script(answer=text, delay_s=0.0001), store=store)
+    script = Script(answer=text)
+    app = make_app(tmp_path, script, store=store)
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         flushes, deliver = [], chat.pump._deliver
-        chat.pump._deliver = lambda batch: (flushes.append(len(batch)), deliver(batch))
+        chat.pump._deliver = lambda batch: (flushes.append(any(isinstance(event, Piece) for event in batch)), deliver(batch))
+        length = len(text.encode())
+
+        def each(number: int) -> None:
+            """Waits, at four places of the answer, until what came before is on the screen."""
+            if number and number % (length // 5) == 0:
+                shown, deadline = sum(flushes), time.monotonic() + 60
+                while sum(flushes) == shown and time.monotonic() < deadline:
+                    time.sleep(0.005)
+
+        script.each = each
         await say(pilot, app, "go")
         entry = chat.transcript.entries[-1]
-        assert len(flushes) > 2, "it came in pieces"
+        assert sum(flushes) > 2, "it came in pieces"
         assert entry.text == text == store.message(chat.leaf_id).text
         whole = Entry("whole", ANSWER, text=text)
         assert drawing(chat, entry) == drawing(chat, whole)

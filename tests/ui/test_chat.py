@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from dsv41chat.engine.errors import EngramReadError, PackIncomplete
@@ -11,7 +13,7 @@ from tests.ui.fakes import Script
 from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, until
 
 
-def slow(answer="word " * 200, **options) -> Script:
+def slow(answer="word " * 2000, **options) -> Script:
     return Script(answer=answer, delay_s=0.005, **options)
 
 
@@ -119,7 +121,7 @@ async def test_stop_in_prefill_gives_the_prompt_back_and_editing_it_makes_a_sibl
 
 
 async def test_scrolling_up_stops_following_and_end_resumes(tmp_path):
-    app = make_app(tmp_path, slow("line\n\n" * 300))
+    app = make_app(tmp_path, slow("line\n\n" * 2000))
     async with app.run_test(size=(80, 24)) as pilot:
         chat = chat_of(app)
         await pilot.press(*"go", "enter")
@@ -138,7 +140,7 @@ async def test_scrolling_up_stops_following_and_end_resumes(tmp_path):
 
 
 async def test_messages_queue_while_a_turn_runs(tmp_path):
-    app = make_app(tmp_path, slow("x " * 1000))
+    app = make_app(tmp_path, slow("x " * 2000))
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         chat = chat_of(app)
         await pilot.press(*"one", "enter")
@@ -277,7 +279,7 @@ async def test_escape_sequences_of_any_text_never_reach_the_screen(tmp_path):
 
 
 async def test_a_tiny_terminal_shows_one_page_and_recovers(tmp_path):
-    app = make_app(tmp_path, slow("line\n\n" * 200))
+    app = make_app(tmp_path, slow("line\n\n" * 2000))
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await pilot.press(*"go", "enter")
@@ -318,7 +320,7 @@ async def test_what_is_drawn_is_each_message_once(tmp_path):
 
 
 async def test_thinking_is_folded_while_it_runs_and_kept_when_stopped(tmp_path):
-    app = make_app(tmp_path, Script(answer="never", thinking="deep thought " * 100, delay_s=0.005))
+    app = make_app(tmp_path, Script(answer="never", thinking="deep thought " * 1000, delay_s=0.005))
     async with app.run_test(size=(80, 24)) as pilot:
         chat = chat_of(app)
         await pilot.press(*"go", "enter")
@@ -367,14 +369,16 @@ async def test_the_sidebar_follows_the_width(tmp_path):
 
 
 async def test_writing_while_a_build_loads(tmp_path):
-    app = make_app(tmp_path, Script(answer="here I am", load_s=2.5))
+    script = Script(answer="here I am", loading=threading.Event())
+    app = make_app(tmp_path, script)
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await until(lambda: chat.switching)
         await pilot.press(*"early", "enter")
         # The draft is written in another thread.
         await until(lambda: "queued 1: early" in screen_text(app) and (draft := app.store.draft(None)) is not None and draft.text == "early")
-        await until(lambda: "loading" in screen_text(app))
+        await shows(app, "loading")
+        script.loading.set()
         await ended(chat)
         assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["early", "here I am"]
         await until(lambda: app.store.draft(None) is None)

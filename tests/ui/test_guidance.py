@@ -146,7 +146,7 @@ async def test_the_key_line_names_edit_only_where_it_works(tmp_path):
 
 
 async def test_a_stopped_answer_offers_to_continue(tmp_path):
-    app = make_app(tmp_path, Script(answer="abc " * 300, delay_s=0.005))
+    app = make_app(tmp_path, Script(answer="abc " * 3000, delay_s=0.005))
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await pilot.press(*"go", "enter")

@@ -22,13 +22,13 @@ from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, show
 
 @pytest.mark.parametrize("enter", [False, True])
 async def test_quitting_while_a_build_loads_is_quiet_and_keeps_the_text(tmp_path, enter):
-    app = make_app(tmp_path, Script(load_s=2.0))
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script)
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await until(lambda: chat.switching)
-        # At once, not key by key: a busy machine must not be done with loading before.
         chat.composer.insert("words")
         if enter:
             chat.composer.submit()
@@ -38,7 +38,9 @@ async def test_quitting_while_a_build_loads_is_quiet_and_keeps_the_text(tmp_path
             await until(lambda: "A message waits for the build. It is kept, and not sent." in screen_text(app))
             await pilot.press("enter")
     # The load goes on reporting for a while.
-    await asyncio.sleep(2.2)
+    script.loading.set()
+    await asyncio.to_thread(app.host.thread.call, lambda: None)
+    await asyncio.sleep(0.1)
     assert app.return_code == 0 and not complaints
     assert app.store.draft(None).text == "words"
 
@@ -82,13 +84,16 @@ async def test_a_queue_of_an_earlier_run_waits_for_its_user(tmp_path):
 
 async def test_what_is_queued_while_a_build_loads_is_sent(tmp_path):
     store, key = stored("question", "answer")
-    app = make_app(tmp_path, Script(load_s=2.0), store=store)
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script, store=store)
     app.begin = replace(app.begin, view=app.controller.open(key))
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await until(lambda: chat.switching and chat.conversation is not None)
         await pilot.press(*"more", "enter")
-        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await shows(app, "queued 1: more")
+        script.loading.set()
+        await ended(chat)
         assert [message.text for message in store.path_to(chat.leaf_id)][2:] == ["more", "Hello from the fake engine."]
 
 
@@ -177,12 +182,14 @@ async def test_toasts_leave_room(tmp_path):
 
 
 async def test_the_header_claims_no_effort_before_the_build_is_known(tmp_path):
-    app = make_app(tmp_path, Script(load_s=2.0))
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script)
     async with app.run_test(size=(100, 30)):
         chat = chat_of(app)
         await until(lambda: chat.switching)
         header = (await shows(app, "nano")).splitlines()[0]
-        assert app.host.view is not None or "effort" not in header
+        assert app.host.view is None and "effort" not in header
+        script.loading.set()
         await until(lambda: "effort high" in screen_text(app).splitlines()[0])
 
 
@@ -387,7 +394,8 @@ async def test_a_queued_message_that_cannot_be_stored_stays_queued(tmp_path):
 
 
 async def test_esc_leaves_the_transcript_before_it_cancels_a_load(tmp_path):
-    app = make_app(tmp_path, Script(load_s=2.0))
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script)
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await until(lambda: chat.switching)
@@ -397,7 +405,8 @@ async def test_esc_leaves_the_transcript_before_it_cancels_a_load(tmp_path):
         await until(lambda: chat.focused is chat.composer)
         assert not chat._switch_cancel.is_set()
         await pilot.press("escape")
-        await until(lambda: chat._switch_cancel.is_set() or not chat.switching)
+        await until(lambda: chat._switch_cancel.is_set())
+        script.loading.set()
 
 
 async def test_unfolding_is_no_new_text_and_notices_leave_a_page_free(tmp_path):
@@ -419,7 +428,8 @@ async def test_unfolding_is_no_new_text_and_notices_leave_a_page_free(tmp_path):
 async def test_the_build_of_an_opened_conversation_is_named_before_it_is_loaded(tmp_path):
     store = Store.memory(background=False)
     store.add_message(store.new_conversation("old").id, None, "user", "hello")
-    app = make_app(tmp_path, Script(load_s=5.0), store=store)
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script, store=store)
     app.begin = AppStart(view=app.controller.open("old"))
     async with app.run_test(size=(100, 30)):
         chat = chat_of(app)
@@ -427,6 +437,7 @@ async def test_the_build_of_an_opened_conversation_is_named_before_it_is_loaded(
         await until(lambda: screen_text(app).splitlines()[0].rstrip().endswith("nano"))
         assert app.host.view is None
         chat.stop_loading()
+        script.loading.set()
 
 
 @pytest.mark.parametrize("size", [(40, 10), (100, 30)])

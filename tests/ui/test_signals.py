@@ -71,7 +71,7 @@ def test_sigint_during_prefill_stores_no_answer(tmp_path):
 
 
 def test_sigint_while_loading(tmp_path):
-    process = child(tmp_path, ["--stream-json", "hi"], {"load_s": 1.5})
+    process = child(tmp_path, ["--stream-json", "hi"], SLOW | {"load_s": 1.5})
     read_until(process, "load")
     process.send_signal(signal.SIGINT)
     status, more, _ = rest(process)

@@ -68,7 +68,7 @@ async def test_regenerate_makes_siblings_with_their_own_seed(tmp_path):
 
 
 async def test_continue_goes_on_from_the_kept_text(tmp_path):
-    app = make_app(tmp_path, Script(answer="abc " * 300, delay_s=0.005))
+    app = make_app(tmp_path, Script(answer="abc " * 3000, delay_s=0.005))
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await pilot.press(*"go", "enter")

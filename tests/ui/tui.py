@@ -24,13 +24,16 @@ from tests.ui.fakes import Script, fake_host
 
 
 def make_app(tmp_path: Path, script: Script | None = None, start: AppStart | None = None, *, store: Store | None = None, config: str = "") -> ChatApp:
-    """An application that is not running yet. Its store is in memory unless one is given."""
+    """An application that is not running yet. Its store is in memory unless one is given. Toasts stay: a busy machine may be slow to look."""
     file = tmp_path / "config.toml"
     file.write_text(config)
     settings = load_settings(config=file, data_dir=tmp_path / "data", environ={})
     store = store or Store.memory(background=False)
     host = EngineHost(settings, store, **fake_host(script, tmp_path / "fake-pack"))
-    return ChatApp(TurnController(store, host, settings), start)
+    app = ChatApp(TurnController(store, host, settings), start)
+    notify = app.notify
+    app.notify = lambda *words, timeout=None, **options: notify(*words, timeout=600, **options)
+    return app
 
 
 def stored(*texts: str) -> tuple[Store, str]:
