@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, make_app, screen_text, until
+from tests.ui.tui import chat_of, ended, make_app, screen_text, until
 
 
 async def stopped_in_prefill(pilot, chat, text: str = "word " * 200) -> int:
@@ -16,8 +16,7 @@ async def stopped_in_prefill(pilot, chat, text: str = "word " * 200) -> int:
     await pilot.press("enter")
     await until(lambda: chat.status.prefilled >= 128)
     await pilot.press("escape")
-    await until(lambda: not chat.pump.running)
-    await pilot.pause()
+    await ended(chat)
     return chat._finish.usage["prefilled_tokens"]
 
 
@@ -28,13 +27,12 @@ async def test_the_status_line_says_what_was_read_before_the_stop(tmp_path):
         await until(lambda: app.host.engine is not None and not chat.switching)
         read = await stopped_in_prefill(pilot, chat)
         assert 128 <= read < 800, "the prompt has a thousand tokens"
-        (shown,) = re.findall(r"cached 0 \+([\d,]+)", screen_text(app))
-        assert int(shown.replace(",", "")) == read
+        await until(lambda: [int(shown.replace(",", "")) for shown in re.findall(r"cached 0 \+([\d,]+)", screen_text(app))] == [read])
 
 
 @pytest.mark.parametrize("where", ["new", "other"])
 async def test_the_notice_about_a_queue_stays_with_its_conversation(tmp_path, where):
-    app = make_app(tmp_path, Script(answer="word " * 400, delay_s=0.01))
+    app = make_app(tmp_path, Script(answer="word " * 2000, delay_s=0.01))
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         chat = chat_of(app)
         await until(lambda: app.host.engine is not None and not chat.switching)
@@ -56,7 +54,7 @@ async def test_the_notice_about_a_queue_stays_with_its_conversation(tmp_path, wh
         else:
             assert await chat.open_conversation(other)
         await until(lambda: chat.conversation is None or chat.conversation.id == other)
-        assert [toast.message for toast in app._notifications] == ["something else"]
+        await until(lambda: [toast.message for toast in app._notifications] == ["something else"])
         await until(lambda: "queued" not in screen_text(app))
         assert await chat.open_conversation(key)
         await until(lambda: any("1 queued: send" in toast.message for toast in app._notifications))

@@ -98,7 +98,7 @@ async def drawn(app: ChatApp) -> str:
     return screen_text(app)
 
 
-KEY_S = 0.02  # the composer takes keys that come faster for a paste
+KEY_S = 0.01  # twice after each key: the composer takes keys that come faster for a paste
 
 
 async def handled(min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
