@@ -238,7 +238,7 @@ async def test_confirm_quit(tmp_path, confirm):
             await until(lambda: "An answer is running." in screen_text(app))
             assert not app.leaving
             await pilot.press("enter")
-        await until(lambda: app.leaving)
+        await until(lambda: app.leaving and app.return_code is not None)
     assert app.return_code == 0
 
 

@@ -37,6 +37,7 @@ async def test_quitting_while_a_build_loads_is_quiet_and_keeps_the_text(tmp_path
             # A message waits to be sent: the program asks once.
             await until(lambda: "A message waits for the build. It is kept, and not sent." in screen_text(app))
             await pilot.press("enter")
+        await until(lambda: app.return_code is not None)
     # The load goes on reporting for a while.
     script.loading.set()
     await asyncio.to_thread(app.host.thread.call, lambda: None)
@@ -237,6 +238,7 @@ async def test_an_edit_stays_an_edit_over_a_restart_and_ends_with_its_conversati
         await pilot.press(*" changed")
         await until(lambda: chat.composer.text == "question changed")
         await pilot.press("ctrl+q")
+        await until(lambda: app.return_code is not None)
     again = make_app(tmp_path, Script(answer="one"), store=store)
     again.begin = AppStart(view=again.controller.open(key))
     async with again.run_test(size=(100, 30)) as pilot:

@@ -164,6 +164,26 @@ async def test_what_was_typed_while_a_message_is_stored_is_a_draft_again(tmp_pat
     app.store.close()
 
 
+async def test_the_first_draft_goes_however_late_another_thread_comes_to_it(tmp_path, monkeypatch):
+    """The first message is no draft any more, although its conversation has a newer draft by the time that is written."""
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting and not chat.switching)
+        chat.composer.insert("first")
+        chat.save_draft(now=True)
+        assert app.store.draft(None).text == "first"
+        late, spawn = [], chat.spawn
+        monkeypatch.setattr(chat, "spawn", lambda work, group, **more: late.append(work) if group == "draft" else spawn(work, group, **more))
+        await pilot.press("enter")
+        await ended(chat)
+        chat.composer.insert("second")
+        chat.save_draft()
+        for work in late:
+            await work
+        assert app.store.draft(None) is None and app.store.draft(chat.conversation.id).text == "second"
+
+
 async def test_a_first_message_whose_build_does_not_load_comes_back_before_what_was_typed_since(tmp_path, monkeypatch):
     app, go_on = make_app(tmp_path, Script()), threading.Event()
 
