@@ -19,6 +19,7 @@ from dsv41chat.ui.widgets.sidebar import Sidebar
 
 STATUS_S = 0.2
 SECOND_STOP_S = 3.0
+STOPPED_S = 1.0  # a key pressed twice to stop must not act on what is there once it has stopped
 WAITING = "waiting"  # the notice that says what is not answered or not sent
 
 
@@ -38,7 +39,7 @@ class TurnActions:
         self._sent_queue_id: int | None = None
         self._failure: Failed | None = None
         self._finish: Finished | None = None
-        self._stop_at = 0.0
+        self._stop_at, self._stopped_at = 0.0, -STOPPED_S
         self._status_at = 0.0
 
     # Sending ------------------------------------------------------------------------------------------------------------
@@ -200,6 +201,10 @@ class TurnActions:
                 self.transcript.drop(answer)
         self._answer = None
         normal = finish is not None and finish.finish != "cancelled"
+        if finish is not None and not normal:
+            self._stopped_at = time.monotonic()
+            # A message that was never read is in the composer again: what is sent before it is the user's to say.
+            self._sent_after = self._sent_after and finish.message is not None
         if failure is not None:
             self._show_failure(failure, answer)
         elif finish is not None and finish.finish == "cancelled" and finish.message is None:
@@ -268,6 +273,10 @@ class TurnActions:
         self.pump.cancel()
         self.show_status()
 
+    def just_stopped(self) -> bool:
+        """Whether a turn was stopped a moment ago: another Esc or ctrl+C was meant for it."""
+        return time.monotonic() - self._stopped_at < STOPPED_S
+
     # Queue --------------------------------------------------------------------------------------------------------------
 
     def _hold(self, text: str) -> None:
@@ -295,8 +304,8 @@ class TurnActions:
             self.tell(str(error), "error")
             return
         self._queued_loading = self._queued_loading or self.switching
-        # The answer is whole on the screen; only its turn is not over yet.
-        self._sent_after = self._sent_after or self._finish is not None
+        # The answer is whole on the screen, or was told to stop; only its turn is not over yet.
+        self._sent_after = self._sent_after or self._finish is not None or (self.status.stopping and not self.queue)
         self.composer.remember(text)
         self.composer.reset()
         self.reload_queue()
