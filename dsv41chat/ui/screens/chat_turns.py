@@ -19,6 +19,7 @@ from dsv41chat.ui.widgets.sidebar import Sidebar
 
 STATUS_S = 0.2
 SECOND_STOP_S = 3.0
+NEVER = float("-inf")
 STOPPED_S = 1.0  # a key pressed twice to stop must not act on what is there once it has stopped
 WAITING = "waiting"  # the notice that says what is not answered or not sent
 
@@ -39,7 +40,7 @@ class TurnActions:
         self._sent_queue_id: int | None = None
         self._failure: Failed | None = None
         self._finish: Finished | None = None
-        self._stop_at, self._stopped_at = 0.0, -STOPPED_S
+        self._stop_at, self._stopped_at, self._stopped_text = 0.0, NEVER, ""
         self._status_at = 0.0
 
     # Sending ------------------------------------------------------------------------------------------------------------
@@ -200,15 +201,16 @@ class TurnActions:
             else:
                 self.transcript.drop(answer)
         self._answer = None
-        normal = finish is not None and finish.finish != "cancelled"
-        if finish is not None and not normal:
-            self._stopped_at = time.monotonic()
-            # A message that was never read is in the composer again: what is sent before it is the user's to say.
-            self._sent_after = self._sent_after and finish.message is not None
+        stopped = finish is not None and finish.finish == "cancelled"
+        normal = finish is not None and not stopped
         if failure is not None:
             self._show_failure(failure, answer)
-        elif finish is not None and finish.finish == "cancelled" and finish.message is None:
+        elif stopped and finish.message is None:
             self._give_back()
+            # What was sent behind it waits: whether it goes off before the message that is being written again is the user's to say.
+            self._sent_after = False
+        if stopped:
+            self._stopped_at, self._stopped_text = time.monotonic(), self.composer.text
         self.spawn(self.refreshed(), "refresh")
         self.show_status()
         self.show_keys()
@@ -274,7 +276,9 @@ class TurnActions:
         self.show_status()
 
     def just_stopped(self) -> bool:
-        """Whether a turn was stopped a moment ago: another Esc or ctrl+C was meant for it."""
+        """Whether a turn was stopped a moment ago and nothing was written since: another Esc or ctrl+C was meant for it."""
+        if self.composer.text != self._stopped_text:
+            self._stopped_at = NEVER
         return time.monotonic() - self._stopped_at < STOPPED_S
 
     # Queue --------------------------------------------------------------------------------------------------------------
