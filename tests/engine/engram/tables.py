@@ -139,7 +139,7 @@ class SlowDisk(LinuxLayer):
         assert idle.wait(120)
         barrier = threading.Barrier(WORKERS + 1)
         for _ in range(WORKERS):
-            reader.runner.paths.pool.submit(barrier.wait, 30)
+            reader.runner.paths.pool.submit(barrier.wait, 120)
         barrier.wait(120)
         with self._lock:
             self.now += seconds
