@@ -432,10 +432,24 @@ def start_up(settings: Settings, stderr: Stderr, *, level: str | None = None, lo
     from dsv41chat.ui.turn_events import Warned
 
     problem = start_logging(settings.paths.log, level or settings.log.level, Path(log_file).expanduser() if log_file else None, stderr=debug)
+    if problem and log_file is None and settings.paths.log.is_relative_to(settings.paths.data) and _misplaced(settings.paths.data):
+        problem = None  # what needs the folder says so, once and with the way out
     warnings = [Warned("config", text) for text in settings.warnings] + ([Warned("log", problem)] if problem else [])
     for warning in warnings:
         stderr.notice(f"warning: {warning.message}")
     return warnings
+
+
+def _misplaced(folder: Path) -> bool:
+    """Whether a file stands in the place of `folder`."""
+    from dsv41chat.store import StoreError
+    from dsv41chat.store.files import refuse_file
+
+    try:
+        refuse_file(folder)
+    except (StoreError, OSError) as error:
+        return isinstance(error, StoreError)
+    return False
 
 
 def announce_interrupted(store: Store, stderr: Stderr) -> list[Warned]:

@@ -30,8 +30,16 @@ def add_commands(commands: Any) -> Callable[[Any], int]:
         arm = import_module(f"dsv41chat.bench.{module}")
         p = commands.add_parser(name, help=words, epilog=f"example: dsv41chat bench {name} {example}".strip())
         arm.add_options(p)
-        p.set_defaults(run=lambda context, arm=arm: arm.run_options(context.args), needs_settings=False)
+        p.set_defaults(run=lambda context, arm=arm: _run(arm, context.args), needs_settings=False)
     return _decode
+
+
+def _run(arm: Any, args: argparse.Namespace) -> int:
+    from dsv41chat.bench.receipt import receipts_folder
+
+    if getattr(args, "output", "") is None:
+        args.output = receipts_folder(args.data_dir)
+    return arm.run_options(args)
 
 
 def _decode(context: Any) -> int:

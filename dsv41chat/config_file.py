@@ -72,6 +72,7 @@ def set_config(path: Path, name: str, text: str) -> Any:
 def unset_config(path: Path, name: str) -> bool:
     """Take one key out of the file, so that its default counts again; every other line stays. Returns whether it was there.
 
+    The header of its section goes with the last line below it.
     A name that is no setting may go too, where the file has it. Raises ConfigError.
     """
     old = _read(path)
@@ -86,7 +87,9 @@ def unset_config(path: Path, name: str) -> bool:
     # A line that is no TOML hides all others: then nothing can be compared, and taking it out is what makes the file one again.
     if after.has(name) or (_parses(old) and after != _scan(old, path).less(name)):
         raise _by_hand(path, name)
-    write_private(path, new)
+    tidy = _without_header(new, section)
+    # What looks like a header may stand inside a text.
+    write_private(path, tidy if _parses(tidy) and _scan(tidy, path) == after else new)
     return True
 
 
@@ -153,6 +156,19 @@ def _without(text: str, section: str, field: str) -> str:
         return text
     del lines[place[0] : place[1] + 1]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _without_header(text: str, section: str) -> str:
+    """The text without the header of a section that holds nothing, not even a comment."""
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        if re.fullmatch(rf"\s*\[\s*{re.escape(section)}\s*\]\s*", line):
+            end = next((n for n in range(i + 1, len(lines)) if lines[n].strip()), None)
+            if end is None:
+                return "".join(f"{line}\n" for line in lines[:i]).rstrip("\n") + ("\n" if any(line.strip() for line in lines[:i]) else "")
+            if lines[end].lstrip().startswith("["):
+                return "".join(f"{line}\n" for line in lines[:i] + lines[end:])
+    return text
 
 
 def _by_hand(path: Path, name: str) -> ConfigError:

@@ -533,6 +533,12 @@ def config_path(config: str | Path | None = None, environ: Mapping[str, str] | N
     return Path(named).expanduser() if named else _user_folders()["config"] / "config.toml"
 
 
+def state_folder(data_dir: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path:
+    """The user's state folder, without reading the config file. data_dir: what --data-dir says."""
+    environ = os.environ if environ is None else environ
+    return _paths(config_path(None, environ), data_dir or environ.get(PREFIX + "DATA_DIR") or None, "").state
+
+
 def _user_folders() -> dict[str, Path]:
     import platformdirs
 

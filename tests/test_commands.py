@@ -283,7 +283,7 @@ def test_config_get_and_unset(program, tmp_path):
     assert f"chat.temperature = 0.7 in {path}" in said.err and said.out == ""
     for key in ("chat.effort", "engine.model_dirs", "keys.chat.new"):
         assert program("config", "unset", key, *words).code == 0
-    assert path.read_text() == "# mine\n[chat]\ntemperature = 0.7\n[engine]\n[keys]\n"
+    assert path.read_text() == "# mine\n[chat]\ntemperature = 0.7\n"
     program("config", "set", "chat.effort", "off", *words)
     assert '"high" counts again' in program("config", "unset", "chat.effort", *words).err
     assert program("config", "unset", "chat.effort", "--json", *words).object == {"path": str(path), "key": "chat.effort", "removed": False}

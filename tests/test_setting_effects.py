@@ -10,7 +10,7 @@ from dsv41chat.nano import embedded_pack
 from dsv41chat.store import Store
 from tests.ui.chats import Chat
 from tests.ui.fakes import FakeEngine, Script
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, until
 
 
 @pytest.fixture
@@ -172,6 +172,7 @@ def test_cache_settings(tmp_path):
 async def test_theme(tmp_path, theme):
     app = make_app(tmp_path, config=f'[ui]\ntheme = "{theme}"\n')
     async with app.run_test(size=(80, 24)):
+        await until(lambda: not chat_of(app).starting)
         assert app.theme == {"ansi": "ansi-dark"}.get(theme, theme)
 
 
@@ -192,8 +193,9 @@ async def test_mouse(tmp_path):
 @pytest.mark.parametrize(("sidebar", "width", "shown"), [("show", 100, True), ("hide", 130, False), ("auto", 100, False), ("auto", 130, True)])
 async def test_sidebar(tmp_path, sidebar, width, shown):
     app = make_app(tmp_path, config=f'[ui]\nsidebar = "{sidebar}"\n')
-    async with app.run_test(size=(width, 24)) as pilot:
-        await pilot.pause()
+    async with app.run_test(size=(width, 24)):
+        await until(lambda: not chat_of(app).starting)
+        await drawn(app)
         assert chat_of(app).query_one("Sidebar").display is shown
 
 
@@ -202,8 +204,9 @@ async def test_thinking(tmp_path, thinking, line, text):
     app = make_app(tmp_path, Script("the answer", thinking="a thought of mine"), config=f'[ui]\nthinking = "{thinking}"\n')
     async with app.run_test(size=(80, 24)) as pilot:
         await say(pilot, app, "hello")
-        await until(lambda: "the answer" in screen_text(app))
-        assert ("▸ thinking" in screen_text(app) or "▾ thinking" in screen_text(app)) is line and ("a thought of mine" in screen_text(app)) is text
+        await shows(app, "the answer", "prefilled")
+        shown = await drawn(app)
+        assert ("▸ thinking" in shown or "▾ thinking" in shown) is line and ("a thought of mine" in shown) is text
 
 
 @pytest.mark.parametrize(("math", "shown"), [("unicode", "x² + α"), ("source", r"$x^2 + \alpha$")])
@@ -219,8 +222,8 @@ async def test_wrap_code(tmp_path, wrap):
     app = make_app(tmp_path, Script("```\n" + "a" * 90 + "END\n```\n"), config=f"[ui]\nwrap_code = {wrap}\n")
     async with app.run_test(size=(80, 24)) as pilot:
         await say(pilot, app, "hello")
-        await until(lambda: "aaaa" in screen_text(app))
-        assert ("END" in screen_text(app)) is (wrap == "true")
+        await shows(app, "aaaa", "prefilled")
+        assert ("END" in await drawn(app)) is (wrap == "true")
 
 
 @pytest.mark.parametrize("confirm", ["true", "false"])
@@ -235,15 +238,15 @@ async def test_confirm_quit(tmp_path, confirm):
             await until(lambda: "An answer is running." in screen_text(app))
             assert not app.leaving
             await pilot.press("enter")
-        await until(lambda: app.leaving)
+        await until(lambda: app.leaving and app.return_code is not None)
     assert app.return_code == 0
 
 
 async def test_reduced_motion(tmp_path):
     for setting, level in (("true", "none"), ("false", "full")):
         app = make_app(tmp_path, config=f"[ui]\nreduced_motion = {setting}\n")
-        async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.pause()
+        async with app.run_test(size=(80, 24)):
+            await until(lambda app=app: not chat_of(app).starting)
             assert app.animation_level == level and chat_of(app).composer.cursor_blink is (setting == "false")
 
 
@@ -253,17 +256,19 @@ async def test_burst_paste(tmp_path, burst):
     from textual import events
 
     app = make_app(tmp_path, config=f"[ui]\nburst_paste = {burst}\n")
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(80, 24)):
         chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching)
-        for key in [*"abcdef", "enter"]:
-            app.post_message(events.Key(key, key if len(key) == 1 else "\r"))
+        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+        now = chat.composer._last_key + 1.0
+        for number, key in enumerate([*"abcdef", "enter"]):
+            event = events.Key(key, key if len(key) == 1 else "\r")
+            event.time = now + number * 0.001  # however busy this process is
+            app.post_message(event)
         if burst == "true":
             await until(lambda: chat.composer.text == "abcdef\n")
         else:
-            await until(lambda: chat._finish is not None)
+            await ended(chat)
             assert app.store.path_to(chat.leaf_id)[0].text == "abcdef"
-        await pilot.pause()
 
 
 # log ---------------------------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_set_and_unset_mend_a_wrong_value_and_leave_the_others(tmp_path):
     set_config(path, "chat.effort", "low")
     for name in ("ui.burst_paste", "chat.nosuch", "keys.chat.new"):
         assert unset_config(path, name) and not unset_config(path, "ui.theme")
-    assert path.read_text() == '# mine\n[chat]\ntemperature = 0.5  # why\ntop_k = 3\neffort = "low"\n[ui]\n[keys]\n' and not problems(path)
+    assert path.read_text() == '# mine\n[chat]\ntemperature = 0.5  # why\ntop_k = 3\neffort = "low"\n' and not problems(path)
     with pytest.raises(ConfigError, match="Unknown key chat.nosuch"):
         unset_config(path, "chat.nosuch")
 
@@ -249,6 +249,34 @@ def test_a_value_without_its_quotes_is_mended_too(tmp_path, change):
     with pytest.raises(ConfigError, match="not valid TOML|by hand"):
         change(path)
     assert path.read_text() == "[chat]\ntemperature = hot\ntop_k = three\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("[chat]\ntop_k = 3\n", ""),
+        ("# mine\n\n[chat]\ntop_k = 3\n", "# mine\n"),
+        ("[ui]\ntheme = 'dark'\n\n[ chat ]\n\ntop_k = 3\n\n[log]\nlevel = 'info'\n", "[ui]\ntheme = 'dark'\n\n[log]\nlevel = 'info'\n"),
+        ("[chat]\n# why\ntop_k = 3\n", "[chat]\n# why\n"),
+        ("[chat]  # mine\ntop_k = 3\n", "[chat]  # mine\n"),
+        ("[chat]\ntop_k = 3\nmin_p = 0.1\n", "[chat]\nmin_p = 0.1\n"),
+        ("chat.top_k = 3\n[ui]\n", "[ui]\n"),
+        ("[ui]\n[chat]\ntop_k = 3\n", "[ui]\n"),
+    ],
+)
+def test_the_header_of_an_empty_section_goes_with_its_last_line(tmp_path, before, after):
+    """Only that of the key's own section; comments stay, and with them the header that they stand under."""
+    path = tmp_path / "config.toml"
+    path.write_text(before)
+    assert unset_config(path, "chat.top_k")
+    assert path.read_text() == after
+
+
+def test_what_looks_like_a_header_in_a_text_stays(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('chat.top_k = 3\nchat.system = """\n[chat]\n\n[ui]\n"""\n')
+    assert unset_config(path, "chat.top_k")
+    assert path.read_text() == 'chat.system = """\n[chat]\n\n[ui]\n"""\n'
 
 
 def test_a_line_inside_a_text_is_not_taken_for_a_key(tmp_path):

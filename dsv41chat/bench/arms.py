@@ -24,7 +24,7 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.bench import shapes
-from dsv41chat.bench.receipt import RECEIPTS, environment
+from dsv41chat.bench.receipt import OUTPUT_HELP, environment
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.draft.base import PlainDrafter
 from dsv41chat.engine.draft.depth import FixedDepth
@@ -35,6 +35,7 @@ from dsv41chat.engine.kernels.joined import parted
 from dsv41chat.engine.kernels.sites import bare
 from dsv41chat.engine.sampling import SamplingParams, choose
 from dsv41chat.nano import embedded_pack
+from dsv41chat.store import EMBEDDED
 
 WARM_UP = 10
 
@@ -50,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--routes", nargs="+", default=["auto"], help="arms of this program: auto, stock or names of routes")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the model; default: the device's")
     parser.add_argument("--folder", type=Path, help="where random builds are written (default: the temporary folder); deleted afterwards")
-    parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="receipt file or folder")
+    parser.add_argument("-o", "--output", type=Path, help=OUTPUT_HELP)
 
 
 @contextmanager
@@ -61,6 +62,16 @@ def build_folder(options: argparse.Namespace) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-build-") as folder:
         o = options
         yield shapes.write_pack(Path(folder) / o.shape, o.shape, o.layers, o.experts, o.bits, drafter=o.drafter)
+
+
+def build_name(folder: Path) -> str:
+    """What a build is called: the folder's name, and not that of the embedded model's."""
+    return EMBEDDED if folder == embedded_pack() else folder.resolve().name
+
+
+def build_word(given: Path) -> str:
+    """What was given as --build, without the places of this machine."""
+    return given.name or given.resolve().name
 
 
 def open_arms(folder: Path, options: argparse.Namespace) -> dict[str, Engine]:
@@ -83,7 +94,7 @@ def run_arm(options: argparse.Namespace, what: str, measure: Callable[[Path, arg
     payload["command"] = command_line(what, options)
     print(json.dumps(payload["bars"], indent=1))
     kind = device_kind()
-    print(write_receipt(options.output, what, payload, "cpu" if kind == "cpu" else kind).name)
+    print(write_receipt(options.output, what, payload, "cpu" if kind == "cpu" else kind))
     return 0
 
 
@@ -97,9 +108,9 @@ def command_line(what: str, options: argparse.Namespace) -> str:
             continue
         if isinstance(value, (str, int, float, list)) and value is not False and name.replace("_", "-") in _NAMES:
             words.append(f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, list) else value}")
-    build = "" if options.build is None else f" --build {options.build.name}"
+    build = "" if options.build is None else f" --build {build_word(options.build)}"
     if getattr(options, "against", None) is not None:
-        build += f" --against {options.against.name}"
+        build += f" --against {build_word(options.against)}"
     return f"dsv41chat bench {what}{build} {' '.join(words)}".strip()
 
 
@@ -126,7 +137,7 @@ def build_facts(engine: Engine) -> dict[str, Any]:
     """What a receipt says of a build."""
     c = engine.pack.config
     return {
-        "name": engine.name if engine.pack.folder == embedded_pack() else "random weights", "fingerprint": engine.fingerprint,
+        "name": build_name(engine.pack.folder) if engine.pack.folder == embedded_pack() else "random weights", "fingerprint": engine.fingerprint,
         "family": engine.family, "layers": c.num_hidden_layers, "hidden": c.hidden_size, "experts": c.n_routed_experts,
         "random": shapes.made_as(engine.pack.folder),
         "picks": c.num_experts_per_tok, "formats": dict(engine.pack.formats), "engram": bool(getattr(c, "engram", None)),

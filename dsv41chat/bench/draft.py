@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsv41chat.bench.receipt import RECEIPTS, environment, write_receipt
+from dsv41chat.bench.receipt import OUTPUT_HELP, environment, write_receipt
 from dsv41chat.engine.chat.encode import encode_prompt
 from dsv41chat.engine.chat.messages import Message, RenderOptions
 from dsv41chat.engine.chat.tokenizer import stop_ids
@@ -244,7 +244,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--long", type=int, default=1500, help="tokens of the long unprofitable answers; 0: none")
     parser.add_argument("--short", type=int, default=256, help="tokens of the short unprofitable answers; 0: none")
     parser.add_argument("--seeds", type=int, default=3, help="short unprofitable answers; a third as many long ones")
-    parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="receipt file or folder")
+    parser.add_argument("-o", "--output", type=Path, help=OUTPUT_HELP)
 
 
 def run_options(options: argparse.Namespace) -> int:
@@ -262,7 +262,7 @@ def run_options(options: argparse.Namespace) -> int:
     payload["command"] = f"dsv41chat bench draft --repeats {o.repeats} --tokens {o.tokens} --long {o.long} --short {o.short} --seeds {o.seeds}"
     path = write_receipt(options.output, "draft", payload)
     print(json.dumps(payload["bars"], indent=1))
-    print(path.name)
+    print(path)
     return 0
 
 

@@ -228,7 +228,7 @@ def run_options(options: argparse.Namespace) -> int:
     payload["command"] = f"dsv41chat bench draft{build} --acceptance {rates} --context {o.context} --steps {o.steps} --repeats {o.repeats}"
     path = write_receipt(o.output, "draft-scripted", payload, device_kind())
     print(json.dumps(payload["bars"], indent=1))
-    print(path.name)
+    print(path)
     if payload["differing"]:
         first = payload["differing"][0]
         print(

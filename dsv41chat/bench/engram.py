@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsv41chat.bench.receipt import RECEIPTS, environment, write_receipt
+from dsv41chat.bench.receipt import OUTPUT_HELP, environment, write_receipt
 from dsv41chat.bench.table_file import DIM, ColdIds, TableFile, WeightCopy, read_ahead_kb
 from dsv41chat.engine.engram.os_layer import LinuxLayer, PosixLayer, Unsupported, system_layer
 from dsv41chat.engine.engram.reader import EngramReader
@@ -339,7 +339,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gigabytes", type=float, default=4.4, help="size of the generated file")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--note", default="", help="a sentence for the receipt: how the machine was set up")
-    parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="receipt file or folder")
+    parser.add_argument("-o", "--output", type=Path, help=OUTPUT_HELP)
 
 
 def run_options(options: argparse.Namespace) -> int:
@@ -358,7 +358,7 @@ def run_options(options: argparse.Namespace) -> int:
     payload["command"] = f"dsv41chat bench engram --gigabytes {options.gigabytes:g} --rounds {options.rounds}"
     path = write_receipt(options.output, "engram", payload)
     print(json.dumps(payload["bars"], indent=1))
-    print(path.name)
+    print(path)
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.bench.receipt import RECEIPTS, environment, write_receipt
+from dsv41chat.bench.receipt import OUTPUT_HELP, environment, write_receipt
 from dsv41chat.engine.backend import backend_info
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.errors import EngineError
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8], help="rows of a call (default: 1 2 4 8)")
     parser.add_argument("--chain", type=int, default=200, help="calls that wait for one another (default: 200)")
     parser.add_argument("--repeats", type=int, default=5, help="chains per arm (default: 5)")
-    parser.add_argument("-o", "--output", type=Path, help=f"folder or file of the receipt (default: {RECEIPTS.name}/ of this package)")
+    parser.add_argument("-o", "--output", type=Path, help=OUTPUT_HELP)
 
 
 def run_options(args: argparse.Namespace) -> int:
@@ -55,7 +55,7 @@ def run_options(args: argparse.Namespace) -> int:
         "dtype": str(trunk.dtype), "chain": args.chain, "repeats": args.repeats, "seconds": time.perf_counter() - began,
         "routes": trunk.routes.facts(), "operations": found, "environment": environment(),
     }  # fmt: skip
-    print(write_receipt(args.output or RECEIPTS, "kernels", payload, device_kind()))
+    print(write_receipt(args.output, "kernels", payload, device_kind()))
     return 0
 
 

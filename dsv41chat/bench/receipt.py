@@ -11,6 +11,17 @@ from importlib import metadata
 from pathlib import Path
 
 RECEIPTS = Path(__file__).parent / "receipts"
+OUTPUT_HELP = "receipt file or folder; default: bench/receipts of a checkout, for an installed program the user's state folder"
+
+
+def receipts_folder(data_dir: str | Path | None = None) -> Path:
+    """Where receipts go that were not sent elsewhere: to those of a checkout, else into the user's state folder. data_dir: of --data-dir."""
+    project = RECEIPTS.parents[2] / "pyproject.toml"
+    if project.is_file() and 'name = "dsv41chat"' in project.read_text(encoding="utf-8"):
+        return RECEIPTS
+    from dsv41chat.settings import state_folder
+
+    return state_folder(data_dir) / "bench"
 
 
 def device_name(accelerator: str = "cpu") -> str:
@@ -44,8 +55,12 @@ def _commit() -> tuple[str | None, bool | None]:
         return None, None
 
 
-def write_receipt(target: Path, what: str, payload: dict, accelerator: str = "cpu") -> Path:
-    """Write `<date>-<what>-<device>.json` into the folder `target`, or to `target` itself when it ends in .json."""
+def write_receipt(target: Path | None, what: str, payload: dict, accelerator: str = "cpu") -> Path:
+    """Write `<date>-<what>-<device>.json` into the folder `target`, or to `target` itself when it ends in .json. Returns the whole path.
+
+    target None: `receipts_folder()`.
+    """
+    target = receipts_folder() if target is None else target.expanduser().absolute()
     if target.suffix != ".json":
         target.mkdir(parents=True, exist_ok=True)
         target = target / f"{datetime.date.today().isoformat()}-{what}-{device_name(accelerator)}.json"

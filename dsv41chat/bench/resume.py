@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dsv41chat.bench.receipt import RECEIPTS, environment, write_receipt
+from dsv41chat.bench.receipt import OUTPUT_HELP, environment, write_receipt
 
 LENGTHS = (512, 2048, 4096, 7680)
 CHUNKS = (128, 256, 512)
@@ -241,7 +241,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS), help="lengths of the history")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where states are written (default: the temporary folder); deleted afterwards")
-    parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="receipt file or folder")
+    parser.add_argument("-o", "--output", type=Path, help=OUTPUT_HELP)
 
 
 def run_options(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from dsv41chat.bench.receipt import RECEIPTS, environment, write_receipt
+from dsv41chat.bench.receipt import OUTPUT_HELP, environment, write_receipt
 
 _LOAD = """
 import json, sys, time
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=Path, help="folder of a build (default: the embedded model)")
     parser.add_argument("--routes", nargs="+", default=["auto", "stock"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="receipt file or folder")
+    parser.add_argument("-o", "--output", type=Path, help=OUTPUT_HELP)
 
 
 def _process(*words: str) -> tuple[float, str]:
@@ -62,5 +62,5 @@ def run_options(o: argparse.Namespace) -> int:
     payload["bars"] = {f"{name}: process to first token, s": v["process_s"] for name, v in loads.items()}
     payload["bars"]["screen modules, s (first paint < 1)"] = payload["screen_modules_s"]
     print(json.dumps(payload["bars"], indent=1))
-    print(write_receipt(o.output, "start-up", payload).name)
+    print(write_receipt(o.output, "start-up", payload))
     return 0

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dsv41chat.bench.receipt import RECEIPTS, environment, write_receipt
+from dsv41chat.bench.receipt import OUTPUT_HELP, environment, write_receipt
 from dsv41chat.store import Store
 
 WIDTH, HEIGHT = 120, 40
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="length of each stream")
     parser.add_argument("--rate", type=float, default=100.0, help="tokens per second")
     parser.add_argument("--contents", nargs="+", choices=CONTENTS, default=list(CONTENTS))
-    parser.add_argument("-o", "--output", type=Path, default=RECEIPTS, help="folder or .json file of the receipt")
+    parser.add_argument("-o", "--output", type=Path, help=OUTPUT_HELP)
 
 
 def fill(store: Store, messages: int) -> str:

@@ -269,7 +269,8 @@ class _Turn:
 
     def _done(self, finish: str, decode_s: float) -> Done:
         a, prompt, engine = self.answer, self.prompt, self.session.engine
-        prefilled, emitted = len(prompt.ids) - self.cached, len(a.ids)
+        # A turn that was stopped in its prompt has read less than all of it.
+        prefilled, emitted = min(self.session.target.n, len(prompt.ids)) - self.cached, len(a.ids)
         usage = {
             "prompt_tokens": len(prompt.ids),
             "cached_tokens": self.cached,

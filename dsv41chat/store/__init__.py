@@ -16,6 +16,7 @@ from dsv41chat.store.errors import (
     StoreFull,
     StoreNewer,
     StoreReadOnly,
+    StoreUnreadable,
 )
 from dsv41chat.store.locks import Holder
 from dsv41chat.store.records import Build, Conversation, ConversationSummary, Draft, Message, Queued, hash_ids, pack_ids, unpack_ids
@@ -50,6 +51,7 @@ __all__ = [
     "StoreFull",
     "StoreNewer",
     "StoreReadOnly",
+    "StoreUnreadable",
     "clean_name",
     "free_name",
     "hash_ids",

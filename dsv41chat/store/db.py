@@ -49,7 +49,7 @@ class Connections:
     """path: the database file, or None for one in memory. migrations: the steps that make its tables.
 
     readonly: never writes, never creates a file. busy_s: seconds to wait for another process. pragmas: of every connection.
-    Raises StoreReadOnly, StoreBusy, StoreDamaged, StoreNewer, StoreFull.
+    Raises StoreReadOnly, StoreUnreadable, StoreBusy, StoreDamaged, StoreNewer, StoreFull, and StoreError where a file stands in the folder's place.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Connections:
         self._links_lock = threading.Lock()
         self._closed = False
         try:
-            with translated(path):
+            with translated(path, reading=readonly):
                 if path is None:
                     self._open_memory()
                 elif readonly:
@@ -91,7 +91,7 @@ class Connections:
     def read(self) -> Iterator[Database]:
         """A connection for statements that only read. Rows must be fetched inside the block."""
         link = self._link()
-        with link.lock, translated(self.path):
+        with link.lock, translated(self.path, reading=True):
             yield link.db
 
     @contextmanager
@@ -155,6 +155,7 @@ class Connections:
 
     def _open_readonly(self, path: Path) -> None:
         if not path.exists():
+            files.refuse_file(path.parent)
             # Nothing was said yet, and nothing may be created: an empty database in memory stands in.
             self._open_memory()
             return

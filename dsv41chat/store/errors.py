@@ -4,6 +4,7 @@
       StoreBusy             another process holds the database longer than the busy timeout
       StoreFull             no room left on the disk
       StoreReadOnly         the folder or the file may not be written
+      StoreUnreadable       one of them may not, or cannot, be read
       StoreDamaged          the file is not a database, or its pages contradict each other
       StoreNewer            a newer program has changed the tables
       StoreClosed           used after close()
@@ -42,6 +43,10 @@ class StoreFull(StoreError):
 
 
 class StoreReadOnly(StoreError):
+    pass
+
+
+class StoreUnreadable(StoreError):
     pass
 
 
@@ -100,9 +105,11 @@ _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def from_os(error: OSError, path: Path) -> StoreError:
-    """The store's name for an operating system error at `path`."""
+def from_os(error: OSError, path: Path, *, reading: bool = False) -> StoreError:
+    """The store's name for an operating system error at `path`. reading: nothing was to be written."""
     reason = error.strerror or str(error)
+    if reading and error.errno in _READ_ONLY:
+        return StoreUnreadable(f"{path} cannot be read: {reason}", "fix its rights, or choose another folder with --data-dir")
     if error.errno in _READ_ONLY:
         return StoreReadOnly(f"{path} cannot be written: {reason}", "choose another folder with --data-dir, or fix its rights")
     if error.errno in _FULL:
@@ -110,14 +117,19 @@ def from_os(error: OSError, path: Path) -> StoreError:
     return StoreError(f"{path}: {reason}", "choose another folder with --data-dir")
 
 
-def from_sqlite(error: sqlite3.Error, path: Path | None) -> StoreError:
-    """The store's name for a SQLite error in the database at `path` (None: in memory)."""
+def from_sqlite(error: sqlite3.Error, path: Path | None, *, reading: bool = False) -> StoreError:
+    """The store's name for a SQLite error in the database at `path` (None: in memory). reading: nothing was to be written."""
     where = path if path is not None else "the database in memory"
     primary = primary_code(error)
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreBusy(f"{where} is locked by another process", "close the other program, then try again")
     if primary == sqlite3.SQLITE_FULL:
         return StoreFull(f"{where} cannot grow: the disk is full", "free some disk space, or choose another folder with --data-dir")
+    if reading and primary in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return StoreUnreadable(f"{where} cannot be read: {error}", "check the rights of the file and of its folder, or use --data-dir")
+    if primary == sqlite3.SQLITE_IOERR:
+        made, tried = (StoreUnreadable, "read") if reading else (StoreError, "written")
+        return made(f"{where} cannot be {tried}: {error}", "run `dsv41chat doctor`")
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         return StoreReadOnly(f"{where} cannot be written: read-only", "choose another folder with --data-dir, or fix its rights")
     if primary == sqlite3.SQLITE_CANTOPEN:
@@ -128,8 +140,11 @@ def from_sqlite(error: sqlite3.Error, path: Path | None) -> StoreError:
 
 
 @contextmanager
-def translated(path: Path | None) -> Iterator[None]:
-    """Turn SQLite's and the operating system's errors inside the block into StoreErrors, the original kept as the cause."""
+def translated(path: Path | None, *, reading: bool = False) -> Iterator[None]:
+    """Turn SQLite's and the operating system's errors inside the block into StoreErrors, the original kept as the cause.
+
+    reading: the block writes nothing; the words say so.
+    """
     try:
         yield
     except sqlite3.ProgrammingError as error:
@@ -137,6 +152,6 @@ def translated(path: Path | None) -> Iterator[None]:
             raise StoreClosed("the store is closed") from error
         raise
     except sqlite3.Error as error:
-        raise from_sqlite(error, path) from error
+        raise from_sqlite(error, path, reading=reading) from error
     except OSError as error:
-        raise from_os(error, path or Path("memory")) from error
+        raise from_os(error, path or Path("memory"), reading=reading) from error

@@ -10,10 +10,19 @@ import os
 import secrets
 from pathlib import Path
 
-from dsv41chat.store.errors import from_os
+from dsv41chat.store.errors import StoreError, from_os
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+
+
+def refuse_file(folder: Path) -> None:
+    """Raise StoreError where a file stands in the place of `folder` or of a folder above it; one that is not there may come yet."""
+    place = Path(folder)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise StoreError(f"{place} is not a folder", "move it aside, or choose another folder with --data-dir")
 
 
 def private_folder(path: Path) -> Path:
@@ -25,6 +34,7 @@ def private_folder(path: Path) -> Path:
         missing.append(folder)
         folder = folder.parent
     try:
+        refuse_file(folder)
         for folder in reversed(missing):
             try:
                 os.mkdir(folder, FOLDER_MODE)
@@ -32,8 +42,7 @@ def private_folder(path: Path) -> Path:
                 # Another process was faster.
                 continue
             os.chmod(folder, FOLDER_MODE)
-        if not path.is_dir():
-            raise NotADirectoryError(20, "not a folder", str(path))
+        refuse_file(path)
     except OSError as error:
         raise from_os(error, path) from error
     return path

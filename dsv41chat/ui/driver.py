@@ -18,10 +18,17 @@ READ_BYTES = 64 * 1024
 WAIT_S = 0.1
 
 
-class PasteParser(XTermParser):
-    """Textual's parser, but what stands between the marks of a bracketed paste is never looked at as keys.
+ESC = "\x1b"
+# What may follow in another read where a connection has torn a key's sequence apart: CSI, SS3.
+TORN = ("[", "O", ESC)
 
-    The parser of Textual reads escape sequences inside a paste too and hands unknown ones out as keys, before the paste.
+
+class PasteParser(XTermParser):
+    """Textual's parser, but what stands between the marks of a bracketed paste is never looked at as keys, and Esc stays a key.
+
+    The parser of Textual reads escape sequences inside a paste too and hands unknown ones out as keys, before the paste. And it takes
+    any key that follows Esc within a tenth of a second for one with alt held down: Esc would do nothing for whoever types on at once. A
+    key with alt is written by a terminal in one piece, so that an Esc which came alone is one.
     """
 
     def __init__(self, debug: bool = False) -> None:
@@ -30,14 +37,20 @@ class PasteParser(XTermParser):
         self._parts: list[str] = []
         # The last characters seen, in case a mark began there.
         self._tail = ""
+        self._alone = False
 
     def feed(self, data: str) -> Iterable[Message]:
         """Messages of the next piece of input; empty at its end. A mark may be cut anywhere between two pieces."""
         if not data:
             yield from super().feed(data)
             return
+        if self._alone and data[0] not in TORN and self._timeout_time is not None:
+            self._timeout_time = 0.0  # waited long enough
+            yield from self.tick()
+        self._alone = False
         while data:
             if not self._inside:
+                self._alone = data.endswith(ESC)
                 keys, data = self._before_paste(data)
                 yield from super().feed(keys)
             else:
@@ -46,6 +59,12 @@ class PasteParser(XTermParser):
                     # The base class saw the opening mark only; its own paste is empty.
                     yield from (message for message in super().feed(BRACKETED_PASTE_END) if not isinstance(message, events.Paste))
                     yield events.Paste("".join(self._parts).replace("\x00", ""))
+
+    def _sequence_to_key_events(self, sequence: str, alt: bool = False) -> Iterable[events.Key]:
+        """A digit with alt is that key; Textual has the character there that Option types on one keyboard."""
+        if len(sequence) == 2 and sequence[0] == ESC and sequence[1] in "0123456789":
+            return [events.Key(f"alt+{sequence[1]}", None)]
+        return super()._sequence_to_key_events(sequence, alt)
 
     def _before_paste(self, data: str) -> tuple[str, str]:
         """(input up to and with the opening mark, the rest)."""
@@ -56,6 +75,7 @@ class PasteParser(XTermParser):
             return data, ""
         end = place + len(BRACKETED_PASTE_START) - len(self._tail)
         self._tail, self._inside, self._parts = "", True, []
+        self._alone = False
         return data[:end], data[end:]
 
     def _inside_paste(self, data: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from dsv41chat import cli
-from dsv41chat.bench import arms, decode, equality, ops, prefill, shapes, verify_cost, weights
+from dsv41chat.bench import arms, decode, equality, ops, prefill, receipt, shapes, verify_cost, weights
 from dsv41chat.bench.equality import compare
 from dsv41chat.bench.peer import Peer
 from dsv41chat.engine.engine import open_engine
@@ -219,5 +221,37 @@ def test_a_peer_that_refuses_a_build_is_told(tmp_path, monkeypatch):
 def test_a_build_without_a_graph_is_not_counted(tmp_path, capsys):
     """On a CPU the embedded model is computed in numpy: nothing counted must not pass for few."""
     if "blas" in open_engine(embedded_pack()).trunk.routes.names:
-        assert run_code(ops, tmp_path, "--build", "nano") == 2 and "there is no graph to count in" in capsys.readouterr().err
+        assert run_code(ops, tmp_path, "--build", "nano", "--routes", "auto") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "nano is computed by numpy here" in line and line.endswith("try dsv41chat bench ops --build nano --routes stock compiled")
+        counts = run(ops, tmp_path, "--build", "nano")["counts"]
+        assert list(counts) == ["nano, stock", "nano, compiled"] and all(found["whole_step"] > 500 for found in counts.values())
+        assert "nano is computed by numpy here" in capsys.readouterr().err
     assert run_code(ops, tmp_path, "--build", "nano", "--routes", "stock") == 0
+
+
+def test_the_bars_of_primitives_stand_where_they_apply(tmp_path):
+    """spec: performance, P4: bars for compiled graphs and for kernels; the stock operations one by one have none."""
+    bars = run(ops, tmp_path, "--build", "nano", "--routes", "stock", "compiled")["bars"]
+    assert list(bars) == ["nano, stock: mean per layer", "nano, compiled: mean per layer, at most 350"]
+    bars = run(ops, tmp_path, "--shape", "nano", "--context", "64")["bars"]
+    assert list(bars) == ["nano, stock: mean per layer", "nano, compiled: mean per layer, at most 350"]
+    assert [ops.limit_of(names) for names in ((), ("compiled",), ("cuda",), ("compiled", "metal"))] == [None, 350, 25, 25]
+    assert run_code(ops, tmp_path, "--shape", "nano", "--routes", "auto") == 2, "without weights nothing is installed"
+
+
+def test_receipts_stay_out_of_an_installed_package(tmp_path, monkeypatch, capsys):
+    words = ["bench", "ops", "--shape", "nano", "--routes", "stock", "--context", "64"]
+    assert receipt.receipts_folder() == receipt.RECEIPTS, "in a checkout they are part of it"
+    monkeypatch.setattr(receipt, "RECEIPTS", tmp_path / "site-packages" / "dsv41chat" / "bench" / "receipts")
+    places = {(): Path(os.environ["XDG_STATE_HOME"]) / "dsv41chat", ("--data-dir", str(tmp_path / "data")): tmp_path / "data" / "state"}
+    if sys.platform != "linux":
+        del places[()]
+    for option, state in places.items():
+        assert cli.main([*option, *words]).code == 0
+        path = Path(capsys.readouterr().out.splitlines()[-1])
+        assert path.parent == state / "bench" and json.loads(path.read_text())["what"].startswith("primitives")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*words, "-o", "here"]).code == 0
+    assert Path(capsys.readouterr().out.splitlines()[-1]).parent == tmp_path / "here"
+    assert not (tmp_path / "site-packages").exists()

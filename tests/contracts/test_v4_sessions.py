@@ -24,7 +24,7 @@ from dsv41chat.ui.turn import TurnController
 from tests.engine.v4 import tiny
 from tests.sessions import done, prompt
 from tests.small_tokenizer import small_tokenizer, small_tokenizer_json
-from tests.ui.tui import say, screen_text
+from tests.ui.tui import say, shows
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.9, seed=5)
 
@@ -149,7 +149,7 @@ async def test_full_screen(build, engine, tmp_path):
     try:
         async with app.run_test(size=(100, 30)) as pilot:
             await say(pilot, app, "Hello")
-            assert "tiny-v4" in screen_text(app)
+            await shows(app, "tiny-v4")
             assert host.engine.family == "v4"
     finally:
         host.close()

@@ -101,7 +101,7 @@ def test_the_living_are_let_be(data_dir):
         while not (line := process.stdout.readline()).startswith("3 "):
             assert line
         with Store.open(data_dir) as store:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while not store.tree(conversation_id)[1:] and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert store.recovered == () and store.message(message_id).state == "running"

@@ -27,10 +27,12 @@ from dsv41chat.store import (
     StoreFull,
     StoreNewer,
     StoreReadOnly,
+    StoreUnreadable,
     errors,
     files,
     migrations,
 )
+from dsv41chat.store.prompt_cache_room import open_existing
 from tests.rights import ordinary_rights
 
 ROOT = Path(__file__).parents[2]
@@ -170,13 +172,31 @@ def test_an_unreadable_file_and_a_file_as_folder(sealed, tmp_path):
     with Store.open(folder) as store:
         fill(store)
     os.chmod(folder / "chat.db", 0)
-    with ordinary_rights(), pytest.raises(StoreReadOnly):
+    with ordinary_rights(), pytest.raises(StoreUnreadable, match="chat.db cannot be read"):
         Store.open(folder, readonly=True)
+    with ordinary_rights(), pytest.raises(StoreReadOnly, match="chat.db cannot be written"):
+        Store.open(folder)
+    os.chmod(folder, 0)
+    with ordinary_rights(), pytest.raises(StoreUnreadable, match="chat.db cannot be read: Permission denied") as caught:
+        Store.open(folder, readonly=True)
+    assert "rights" in caught.value.hint
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="not a folder|Not a directory"):
-        Store.open(tmp_path / "file")
-    with pytest.raises(StoreError):
-        Store.open(tmp_path / "file" / "below")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        for readonly in (False, True):
+            with pytest.raises(StoreError, match="/file is not a folder$"):
+                Store.open(place, readonly=readonly)
+        with pytest.raises(StoreError, match="/file is not a folder$"):
+            open_existing(place, None)
+
+
+@pytest.mark.parametrize("reading", [True, False])
+def test_an_error_of_the_drive_is_worded_by_what_was_tried(store, reading):
+    fill(store)
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ if reading else sqlite3.SQLITE_IOERR_WRITE
+    with pytest.raises(StoreError, match=f"chat.db cannot be {'read' if reading else 'written'}: disk I/O error"):
+        with store.db.read() if reading else store.db.write():
+            raise error
 
 
 # -- other processes
@@ -216,11 +236,11 @@ def test_a_writer_waits_for_its_turn(store, open_store):
     def hold():
         with store.db.write():
             entered.set()
-            leave.wait(30)
+            leave.wait(120)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    entered.wait(30)
+    entered.wait(120)
     threading.Timer(0.3, leave.set).start()
     assert patient.add_message(conversation.id, None, "user", "patience").text == "patience"
     thread.join()

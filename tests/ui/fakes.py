@@ -5,6 +5,7 @@ Its tokenizer has the 256 bytes as ids 0..255 and the markers after them, so eve
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ class FakeTokenizer(ScriptedTokenizer):
 class Script:
     """What the fake says. answer: a text, or a function of (prompt ids, seed, temperature); thinking: shown first when the
     prompt opens a thought; delay_s: pause per token; prefill_s: pause per prefill chunk; error: raised after `error_at` tokens;
-    finish: overrides the end; load_error: raised while loading; load_s: how long loading takes; ignore_cancel: never looks.
+    finish: overrides the end; load_error: raised while loading; load_s: how long loading takes; loading: it goes on until this is set;
+    each: called in the engine's thread before each token, with the number of those before; ignore_cancel: never looks.
     Filled by the fake: opened, the options of every open_engine; sessions, every session made."""
 
     answer: str | Callable[[tuple[int, ...], int, float], str] = HELLO
@@ -38,6 +40,8 @@ class Script:
     finish: str | None = None
     load_error: Exception | None = None
     load_s: float = 0.0
+    loading: threading.Event | None = None
+    each: Callable[[int], Any] = lambda number: None
     ignore_cancel: bool = False
     context_limit: int = 8192
     resident_bytes: int = 1000
@@ -103,12 +107,13 @@ class FakeSession:
         yield self.engine.residency()
         cached = _common(self.lane, prompt.ids[:-1])
         total = len(prompt.ids) - cached
-        finish = None
+        finish, read = None, 0
         for done in range(min(64, total), total + 64, 64):
             if cancel():
                 finish = "cancelled"
                 break
             time.sleep(script.prefill_s)
+            read = min(done, total)
             yield Prefill(cached, min(done, total), total, 1000.0)
         began = time.monotonic()
         answer = script.answer if isinstance(script.answer, str) else script.answer(prompt.ids, sampling.seed, sampling.temperature)
@@ -130,6 +135,7 @@ class FakeSession:
             if finish is not None:
                 break
             time.sleep(script.delay_s)
+            script.each(len(ids))
             ids.append(id)
             said += channel == "answer"
             if id == eos:
@@ -157,7 +163,7 @@ class FakeSession:
         yield Done(
             finish or "stop", tuple(ids), tuple(i for i in ids[:n_thinking] if i != end_think), tuple(body), shown["thinking"], shown["answer"],
             usage={
-                "prompt_tokens": len(prompt.ids), "cached_tokens": cached, "prefilled_tokens": total, "thinking_tokens": n_thinking,
+                "prompt_tokens": len(prompt.ids), "cached_tokens": cached, "prefilled_tokens": read, "thinking_tokens": n_thinking,
                 "answer_tokens": len(ids) - n_thinking, "completion_tokens": len(ids), "context_used": len(prompt.ids) + len(ids),
                 "context_limit": self.engine.context_limit,
             },
@@ -185,6 +191,8 @@ def fake_host(script: Script | None = None, folder: Path | None = None) -> dict[
             if progress:
                 progress(Loading("weights", done, 2, "bytes"))
             time.sleep(script.load_s / 2)
+            if script.loading is not None:
+                script.loading.wait(120)
         if script.load_error is not None:
             raise script.load_error
         return FakeEngine(script, Path(path).name, context)

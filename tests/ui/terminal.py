@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-TYPED_S = 10.0  # text that is not shown where it is typed (a page without a field) does not hold a test longer
+TYPED_S = 30.0  # text that is not shown where it is typed (a page without a field) does not hold a test longer
 
 
 class Terminal:
@@ -27,7 +28,7 @@ class Terminal:
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", str(width), "-y", str(height), "-s", "t", "env", "PS1=$ ", "sh")
 
     def _tmux(self, *words: str) -> str:
-        done = subprocess.run(["tmux", "-u", "-S", str(self.socket), *words], capture_output=True, text=True, env=self._environ, timeout=20)
+        done = subprocess.run(["tmux", "-u", "-S", str(self.socket), *words], capture_output=True, text=True, env=self._environ, timeout=120)
         return done.stdout
 
     def __enter__(self) -> Terminal:
@@ -50,6 +51,24 @@ class Terminal:
     def pid(self) -> int:
         return int((self.folder / "pid").read_text())
 
+    def kill(self) -> None:
+        """Kills the program and waits until the shell has collected it."""
+        pid = self.pid
+        os.kill(pid, signal.SIGKILL)
+        self.outlived(pid)
+
+    @staticmethod
+    def outlived(pid: int) -> None:
+        """Waits until there is no process of this number any more."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"process {pid} is still there")
+
     def type(self, text: str) -> None:
         """Types `text` and waits until it is there: the composer takes a fast burst that ends in Enter for a paste."""
         end = text.strip()[-4:]
@@ -65,7 +84,7 @@ class Terminal:
         """What one types, unseen, when a program died and left the terminal as it was: `reset`."""
         self._tmux("send-keys", "-t", "t", "-l", "reset")
         self.keys("C-j")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while "is-42" not in self.screen:
             # What arrives while `reset` still waits for the terminal is lost.
             assert time.monotonic() < deadline, self.screen
@@ -103,7 +122,7 @@ class Terminal:
         """alternate screen, any mouse mode, cursor shown."""
         return self._tmux("display-message", "-p", "-t", "t", "#{alternate_on} #{mouse_any_flag} #{cursor_flag}").strip()
 
-    def wait(self, text: str, timeout_s: float = 30.0, gone: bool = False) -> str:
+    def wait(self, text: str, timeout_s: float = 120.0, gone: bool = False) -> str:
         """Waits until `text` is (or is no longer) on the screen; returns the screen."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -113,7 +132,7 @@ class Terminal:
             time.sleep(0.1)
         raise AssertionError(f"{text!r} did not {'leave' if gone else 'appear on'} the screen:\n{self.screen}")
 
-    def until_after(self, key: str, text: str, when: str = "", timeout_s: float = 60.0) -> str:
+    def until_after(self, key: str, text: str, when: str = "", timeout_s: float = 120.0) -> str:
         """Presses `key` (each time `when` is on the screen) every two seconds until `text` is there; returns the screen."""
         deadline = time.monotonic() + timeout_s
         pressed = 0.0

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,12 @@ import pytest
 from dsv41chat.store import Store
 from dsv41chat.ui.render.entry import ANSWER, Entry, Renderer
 from dsv41chat.ui.render.wrap import copy_lines
-from dsv41chat.ui.turn_events import AppStart
+from dsv41chat.ui.turn_events import AppStart, Piece
 from tests.ui.contents import CONTENTS
 from tests.ui.fakes import Script
 from tests.ui.program import ROOT
 from tests.ui.terminal import Terminal
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, drawn, make_app, say, screen_text, shows, until
 
 in_terminal = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
@@ -75,14 +76,25 @@ def turn_on(app) -> str:
 async def test_2_streamed_text_is_complete_and_drawn_as_the_whole(tmp_path, name):
     text = CONTENTS[name]
     store = Store.memory(background=False)
-    app = make_app(tmp_path, Script(answer=text, delay_s=0.0001), store=store)
+    script = Script(answer=text)
+    app = make_app(tmp_path, script, store=store)
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         flushes, deliver = [], chat.pump._deliver
-        chat.pump._deliver = lambda batch: (flushes.append(len(batch)), deliver(batch))
+        chat.pump._deliver = lambda batch: (flushes.append(any(isinstance(event, Piece) for event in batch)), deliver(batch))
+        length = len(text.encode())
+
+        def each(number: int) -> None:
+            """Waits, at four places of the answer, until what came before is on the screen."""
+            if number and number % (length // 5) == 0:
+                shown, deadline = sum(flushes), time.monotonic() + 60
+                while sum(flushes) == shown and time.monotonic() < deadline:
+                    time.sleep(0.005)
+
+        script.each = each
         await say(pilot, app, "go")
         entry = chat.transcript.entries[-1]
-        assert len(flushes) > 2, "it came in pieces"
+        assert sum(flushes) > 2, "it came in pieces"
         assert entry.text == text == store.message(chat.leaf_id).text
         whole = Entry("whole", ANSWER, text=text)
         assert drawing(chat, entry) == drawing(chat, whole)
@@ -90,13 +102,15 @@ async def test_2_streamed_text_is_complete_and_drawn_as_the_whole(tmp_path, name
         shown = copy_lines((line.joint, line.text) for line in lines)
         for word in {"prose": ["quoted"], "code": ["number 39", "that"], "list": ["item 1", "item 300"], "table": ["39601"], "cjk": ["🎉"]}[name]:
             assert word in shown
-        await pilot.pause()
+        await shows(app, "prefilled")
+        await drawn(app)
         streamed = turn_on(app)
         view = app.controller.open(chat.conversation.id)
     again = make_app(tmp_path, Script(), AppStart(view=view), store=store)
     async with again.run_test(size=(100, 30)) as pilot:
-        await until(lambda: "prefilled" in screen_text(again))
-        assert turn_on(again) == streamed, "what was streamed looks like what is opened"
+        await shows(again, "prefilled")
+        # What was streamed looks like what is opened.
+        await until(lambda: turn_on(again) == streamed)
 
 
 @in_terminal
@@ -118,7 +132,7 @@ def test_4_esc_in_prefill_in_thinking_and_in_the_answer(tmp_path):
         terminal.wait("stopped by you")
         terminal.type("now answer")
         terminal.keys("Enter")
-        terminal.wait("word word", 60)
+        terminal.wait("word word")
         terminal.keys("Escape")
         terminal.wait("word word")
         terminal.wait("stopped by you")
@@ -151,6 +165,7 @@ def test_13_without_a_back_end_it_starts_searches_and_exports(tmp_path, no_back_
         terminal.keys("C-p")
         terminal.wait("Search for commands")
         terminal.type("search everywhere")
+        terminal.wait("Searches the text")
         terminal.keys("Enter")
         terminal.wait("words of any message")
         terminal.type("hazel")
@@ -158,6 +173,7 @@ def test_13_without_a_back_end_it_starts_searches_and_exports(tmp_path, no_back_
         terminal.keys("Enter")
         terminal.wait("on balance")
         terminal.keys("Escape")
+        terminal.wait("Enter send")
         terminal.type("/export json")
         terminal.keys("Enter")
         terminal.wait("nuts-")

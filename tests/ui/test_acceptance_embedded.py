@@ -38,13 +38,13 @@ LONG = ["--temperature", "100", "--seed", "4", "--effort", "off", "--max-tokens"
 
 def start(terminal: Terminal, data: Path, *options: str) -> None:
     terminal.run("-m", "dsv41chat", "--data-dir", str(data), *options)
-    terminal.wait("esc" if "--send" in options else "Enter send", 60)
+    terminal.wait("esc" if "--send" in options else "Enter send")
 
 
 def ask(terminal: Terminal, text: str, shown: str = "prefilled") -> str:
     """Sends `text` and waits for `shown` below it."""
     send(terminal, text)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         screen = terminal.screen
         if shown in screen.rpartition(text)[2]:
@@ -61,7 +61,7 @@ def send(terminal: Terminal, text: str) -> None:
 def stop(terminal: Terminal) -> None:
     """Stops the running answer and waits until it is kept."""
     terminal.keys("Escape")
-    terminal.wait("stopped by you", 60)
+    terminal.wait("stopped by you")
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def finished(process: subprocess.Popen, code: int = 0, given: bytes | None = Non
 
 def leave(terminal: Terminal) -> str:
     terminal.keys("C-q")
-    return terminal.wait("exit=0", 60)
+    return terminal.wait("exit=0")
 
 
 def tokens(screen: str) -> int:
@@ -104,7 +104,7 @@ def tokens(screen: str) -> int:
 
 def running(terminal: Terminal, more_than: int = 0) -> str:
     """Waits until an answer has more than so many tokens."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while tokens(screen := terminal.screen) <= more_than:
         assert time.monotonic() < deadline, screen
         time.sleep(0.1)
@@ -119,7 +119,7 @@ def test_1_typed_and_pasted_text_is_one_message(tmp_path, bracketed):
         terminal.paste("first line\nsecond line\nthird line", bracketed)
         terminal.wait("third line")
         terminal.keys("Enter")
-        terminal.wait("prefilled", 60)
+        terminal.wait("prefilled")
         leave(terminal)
     with Store.open(tmp_path / "data", readonly=True) as store:
         (conversation,) = store.list_conversations()
@@ -146,14 +146,14 @@ def test_2_streamed_text_is_complete_and_drawn_as_the_whole(tmp_path, name):
         start(terminal, data, *options)
         terminal.wait("loading", gone=True)
         send(terminal, "/continue")
-        terminal.wait("length limit", 90)
+        terminal.wait("length limit")
         time.sleep(1.0)
         streamed = transcript(terminal.screen)
         answer = path_of(data)[-1]
         assert answer.text.startswith(CONTENTS[name]) and len(answer.text) > len(CONTENTS[name])
         leave(terminal)
         start(terminal, data, *options)
-        terminal.wait("length limit", 60)
+        terminal.wait("length limit")
         time.sleep(1.0)
         assert transcript(terminal.screen) == streamed
         leave(terminal)
@@ -186,8 +186,10 @@ def test_4_esc_in_prefill_in_thinking_and_in_the_answer(tmp_path):
         terminal.keys("End", "Enter")
         terminal.wait("prefill ")
         terminal.keys("Escape")
-        terminal.wait("editing message 1", 60)
-        terminal.keys("Escape", "C-n")
+        terminal.wait("editing message 1")
+        terminal.keys("Escape")
+        terminal.wait("editing message 1", gone=True)
+        terminal.keys("C-n")
         ask(terminal, "now think", "thinking  ")
         stop(terminal)
         send(terminal, "/effort off")
@@ -217,7 +219,7 @@ def test_5_an_edit_makes_a_branch_and_both_are_exported(tmp_path):
         terminal.keys("g", "e")
         terminal.wait("editing message 1")
         send(terminal, " again")
-        terminal.wait("2/2", 60)
+        terminal.wait("2/2")
         terminal.wait("number 5", gone=True)
         terminal.keys("Tab")
         terminal.wait("c copy")
@@ -242,16 +244,15 @@ def test_6_kill_9_while_streaming(tmp_path):
     data = tmp_path / "data"
     with streaming(tmp_path, 100) as terminal:
         seen = tokens(terminal.screen)
-        time.sleep(1.0)
-        os.kill(terminal.pid, signal.SIGKILL)
-        time.sleep(0.5)
+        time.sleep(2.0)  # the promised second, and one for a loaded machine
+        terminal.kill()
         terminal.reset()
         start(terminal, data, "-c", *SHORT)
-        assert "was interrupted" in terminal.wait("ctrl+R answers again", 60)
+        assert "was interrupted" in terminal.wait("ctrl+R answers again")
         answer = path_of(data)[-1]
         assert answer.state == "interrupted" and len(answer.body_ids) >= seen - 1
         terminal.keys("C-r")
-        terminal.wait("2/2", 60)
+        terminal.wait("2/2")
         leave(terminal)
 
 
@@ -266,7 +267,7 @@ def test_7_kill_term(tmp_path):
 def test_8_resize_while_streaming(tmp_path):
     with streaming(tmp_path, 30) as terminal:
         terminal.resize(39, 9)
-        terminal.wait("Generation continues", 60)
+        terminal.wait("Generation continues")
         terminal.resize(100, 30)
         running(terminal, 60)
         stop(terminal)
@@ -305,7 +306,7 @@ def test_11_a_batch(tmp_path):
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(120) == 130
     process = child(tmp_path / "data", [*words, *SHORT, "--resume-batch"])
     assert process.wait(120) == 0
     assert sorted(row["id"] for row in map(json.loads, target.read_text().splitlines()) if row["ok"]) == list("012345")
@@ -315,7 +316,7 @@ def test_12_closed_and_silent_input(tmp_path):
     process = child(tmp_path, ["--json", "hi", *SHORT], stdin=None, preexec_fn=lambda: os.close(0))
     assert json.loads(finished(process))["text"]
     process = child(tmp_path, ["--json", "--no-stdin", "hi", *SHORT], stdin=subprocess.PIPE)
-    assert json.loads(process.stdout.readline())["text"] and process.wait(60) == 0
+    assert json.loads(process.stdout.readline())["text"] and process.wait(120) == 0
     process.stdin.close()
 
 
@@ -350,8 +351,8 @@ def test_14_themes_and_no_colour(tmp_path):
         environ, options = ({"NO_COLOR": "1"}, []) if theme == "no-color" else ({}, ["--theme", theme])
         with Terminal(folder, environ=environ) as terminal:
             start(terminal, data, "--resume", key, *options)
-            terminal.wait("prefilled", 60)
-            terminal.wait("idle", 60)
+            terminal.wait("prefilled")
+            terminal.wait("idle")
             time.sleep(1.0)
             shown[theme] = transcript(terminal.screen)
             coloured[theme] = {code for code in re.findall(r"\x1b\[([\d;]*)m", terminal.coloured) if colourful(code)}
@@ -369,7 +370,7 @@ def test_15_two_processes_on_one_conversation(tmp_path):
         start(first, tmp_path / "data", *SHORT)
         ask(first, "define tree")
         start(second, tmp_path / "data", "-c", *SHORT)
-        second.wait("read-only here", 60)
+        second.wait("read-only here")
         second.type("more")
         second.keys("Enter")
         second.wait("This conversation is")
@@ -389,7 +390,7 @@ def test_16_a_failed_switch_leaves_the_old_build_answering(tmp_path):
         start(terminal, tmp_path / "data", *SHORT)
         ask(terminal, "define tree")
         send(terminal, f"/build {broken}")
-        assert "nano goes on answering" in terminal.wait("was not loaded", 60)
+        assert "nano goes on answering" in terminal.wait("was not loaded")
         ask(terminal, "define bird")
         leave(terminal)
     assert {message.build_name for message in path_of(tmp_path / "data") if message.role == "assistant"} == {"nano"}

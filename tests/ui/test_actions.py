@@ -317,7 +317,7 @@ async def by_palette(world: World, pilot, key: Key) -> None:
         options = app.screen.query_one(CommandList).options
         return next((index for index, option in enumerate(options) if option.hit.text == title), None)
 
-    await until(lambda: found() is not None, 30)
+    await until(lambda: found() is not None)
     app.screen.query_one(CommandList).highlighted = found()
     await pilot.press("enter")
 
@@ -376,7 +376,7 @@ async def each_has_its_effect(tmp_path, monkeypatch, way: str, group: str) -> No
                 assert key.context != COMPOSER or world.chat.composer.has_focus
                 await pilot.press(key.key.split(",")[0])
             try:
-                await until(partial(case.effect, world), 30)
+                await until(partial(case.effect, world))
             except AssertionError:
                 raise AssertionError(f"{key.id} by {way} had no effect; said: {world.calls}") from None
             tried += 1
@@ -392,7 +392,7 @@ async def test_the_palette_acts_on_the_last_message_when_none_is_selected(tmp_pa
             world.shown.selected = None
             await by_palette(world, pilot, key)
             effect = (lambda w: w.chat.focused is w.shown) if action == "message.previous" else CASES[action].effect
-            await until(partial(effect, world), 30)
+            await until(partial(effect, world))
 
 
 async def test_effort_and_options_from_the_palette(tmp_path, monkeypatch):

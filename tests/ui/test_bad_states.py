@@ -135,7 +135,7 @@ async def test_the_screen_says_it_too(first, tmp_path, monkeypatch):
     conversation = chat.store.last_conversation().id
     app = ChatApp(chat.controller, AppStart(chat.controller.open(conversation)))
     async with app.run_test(size=(110, 30)) as pilot:
-        await until(lambda: len(told) > 0, 60)
+        await until(lambda: len(told) > 0)
         await say(pilot, app, TEXTS[1])
     message = chat.store.message(chat.store.conversation(conversation).leaf_id)
     chat.close()

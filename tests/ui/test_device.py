@@ -6,7 +6,7 @@ import pytest
 
 from dsv41chat.engine.errors import DeviceLost, DoesNotFit, OutOfMemory, device_failure
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, ended, make_app, say, shows
 
 METAL_MEMORY = "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
 METAL_TIMEOUT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"
@@ -53,13 +53,13 @@ async def test_on_the_screen(tmp_path):
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await say(pilot, app, "hello")
-        await until(lambda: "Restart needed: the GPU stopped answering" in screen_text(app))
-        assert "a lon" in screen_text(app) and app.store.message(chat.leaf_id).text == "a lon"
+        await shows(app, "Restart needed: the GPU stopped answering", "a lon")
+        assert app.store.message(chat.leaf_id).text == "a lon"
         # The next one is refused before anything is computed, and kept.
         calls = [len(session.calls) for session in script.sessions]
         script.error = None
         await say(pilot, app, "again")
-        await until(lambda: chat._failure is not None and not chat.pump.running)
+        await ended(chat)
         assert chat._failure.code == "device_lost" and [len(session.calls) for session in script.sessions] == calls
         assert [m.text for m in app.store.tree(chat.conversation.id) if m.role == "user"] == ["hello", "again"]
 

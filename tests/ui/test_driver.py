@@ -45,6 +45,38 @@ def test_a_long_paste_in_pieces():
     assert parsed(f"{BEGIN}{text}{END}", 4096) == [f"p:{text}"]
 
 
+@pytest.mark.parametrize(
+    ("reads", "keys"),
+    [
+        (["\x1b", "half"], ["escape", "h", "a", "l", "f"]),
+        (["\x1b", "\r"], ["escape", "enter"]),
+        (["\x1b", "\x03"], ["escape", "ctrl+c"]),
+        (["\x1b", "\x1b", "x"], ["escape", "escape", "x"]),
+        (["\x1b", "\x1b[A"], ["escape", "up"]),
+        (["\x1b", "[A", "x"], ["up", "x"]),
+        (["\x1b[", "A"], ["up"]),
+        (["\x1b", "OP"], ["f1"]),
+        (["\x1b1", "x"], ["alt+1", "x"]),
+        (["\x1b", "1"], ["escape", "1"]),
+        (["\x1bx", "y"], ["alt+x", "y"]),
+    ],
+)
+def test_esc_is_a_key_whatever_follows_at_once(reads, keys):
+    """A key with alt comes in one piece; a key's sequence may be torn by a connection."""
+    parser = PasteParser()
+    found = [message.key for data in reads for message in parser.feed(data)]
+    if parser._timeout_time is not None:
+        parser._timeout_time = 0.0
+        found += [message.key for message in parser.tick()]
+    assert found == keys
+
+
+def test_an_esc_at_the_end_of_a_paste_belongs_to_it():
+    parser = PasteParser()
+    found = [message for data in (f"{BEGIN}a\x1b", "b", f"{END}x") for message in parser.feed(data)]
+    assert found[0].text == "a\x1bb" and [message.key for message in found[1:]] == ["x"]
+
+
 def test_keys_of_one_read_came_at_one_time():
     """However long the machine took between them: by these times the composer tells a paste from an Enter that sends."""
 

@@ -26,7 +26,7 @@ SHORT = ["--max-tokens", "12"]
 
 def test_a_pipe_gets_the_answer_and_nothing_else(tmp_path):
     process = child(tmp_path, SHORT, stdin=subprocess.PIPE)
-    out, err = process.communicate(b"hi\n", timeout=120)
+    out, err = process.communicate(b"hi\n", timeout=300)
     assert process.returncode == 0
     answer = leaf(tmp_path, err.decode().split("conversation ")[1].split()[0])
     assert out.decode() == answer.text + ("" if answer.text.endswith("\n") else "\n") and answer.text
@@ -40,7 +40,7 @@ UNSURE = "xq"  # a prompt that the model has no one answer to
 def test_seeds_repeat_in_new_processes_and_differ_from_each_other(tmp_path, program):
     """Seed 7 here and in a process of its own, seed 8 here."""
     words = ["--json", "--temperature", "0.8", *SHORT, UNSURE, "--seed"]
-    out, _ = child(tmp_path, [*words, "7"]).communicate(timeout=120)
+    out, _ = child(tmp_path, [*words, "7"]).communicate(timeout=300)
     seven, eight = (program(*words, seed, real=True).object["ids_hash"] for seed in ("7", "8"))
     assert json.loads(out)["ids_hash"] == seven != eight
 
@@ -71,7 +71,7 @@ def test_the_screen_in_a_terminal_gives_the_scripted_answer(tmp_path, program):
     data, options = tmp_path / "data", ["--temperature", "0.8", "--seed", "7", *SHORT]
     with Terminal(tmp_path) as terminal:
         terminal.run("-m", "dsv41chat", "--data-dir", str(data), *options, "--send", UNSURE)
-        terminal.wait("seed 7", 60)
+        terminal.wait("seed 7")
         terminal.keys("C-q")
         screen = terminal.wait("exit=0")
     with Store.open(data, readonly=True) as store:
@@ -90,12 +90,12 @@ def test_markers_pasted_into_the_screen_stay_text(tmp_path):
     data, tokenizer = tmp_path / "data", ChatTokenizer.from_file(embedded_pack() / "tokenizer.json")
     with Terminal(tmp_path) as terminal:
         terminal.run("-m", "dsv41chat", "--data-dir", str(data), *SHORT)
-        terminal.wait("Ask anything", 60)
+        terminal.wait("Ask anything")
         terminal.paste(HOSTILE)
-        terminal.wait("calls>", 30)
+        terminal.wait("calls>")
         time.sleep(0.2)  # an Enter right behind other keys is taken for a part of a paste
         terminal.keys("Enter")
-        terminal.wait("· first", 60)
+        terminal.wait("· first")
         terminal.keys("C-q")
         terminal.wait("exit=0")
     with Store.open(data, readonly=True) as store:
@@ -110,7 +110,7 @@ def test_piped_text_and_a_terminal(tmp_path):
     """Without --headless, but with a pipe on stdout: scripted. The prompt may come from a file as well."""
     (tmp_path / "q.txt").write_text("question")
     process = child(tmp_path / "data", [*SHORT, "-f", str(tmp_path / "q.txt")])
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0 and out and b"--headless" in err
 
 
@@ -188,11 +188,12 @@ def test_markers_come_back_as_they_were_written(program):
 
 def kill_an_answer(data: Path, after_s: float) -> None:
     """Kill the embedded model in mid-answer. So hot, it draws evenly from all ids and seldom meets one that ends it."""
-    assert any(kill_once(data, ["--max-tokens", "4000", "--temperature", "100", "--seed", str(seed)], None, after_s) for seed in range(20))
+    words = ["--max-tokens", "4000", "--temperature", "100", "--seed"]
+    assert any(kill_once(data, [*words, str(seed)], None, after_s, promise_s=2.0) for seed in range(20))
 
 
 def test_kill_9_at_several_moments(tmp_path):
-    for after_s in (0.05, 1.4):
+    for after_s in (0.05, 2.4):
         kill_an_answer(tmp_path, after_s)
 
 

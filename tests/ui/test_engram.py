@@ -25,7 +25,7 @@ from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
 from tests.engine.engram.big_pack import grow_tables
 from tests.engine.engram.tables import drop_file
-from tests.ui.tui import chat_of, say, screen_text, until
+from tests.ui.tui import chat_of, say, screen_text, shows, until
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="drops pages")
 
@@ -127,13 +127,13 @@ async def test_a_shard_cut_while_answering_in_full_screen(tmp_path, pack):
     async with app.run_test(size=(120, 40)) as pilot:
         chat = chat_of(app)
         await say(pilot, app, "Hello there")
-        shown = screen_text(app)
-        assert "Hello there" in shown and shard.name in shown.replace("\n", "") and "Traceback" not in shown
+        await until(lambda: shard.name in screen_text(app).replace("\n", ""))
+        assert "Traceback" not in await shows(app, "Hello there")
         assert store.path_to(chat.leaf_id)[0].text == "Hello there"
         # The file is whole again, but it is not the file that was opened: the next turn says so before it reads.
         shard.write_bytes(whole)
         await pilot.press("ctrl+r")
-        await until(lambda: "changed while the app was running" in screen_text(app).replace("\n", " "), timeout_s=30)
+        await until(lambda: "changed while the app was running" in screen_text(app).replace("\n", " "))
 
 
 @pytest.mark.parametrize("as_json", (True, False))

@@ -15,7 +15,7 @@ from dsv41chat.ui.host import EngineHost
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.chats import Chat
-from tests.ui.tui import chat_of, say, screen_text, until
+from tests.ui.tui import chat_of, drawn, say, shows, until
 
 pytestmark = pytest.mark.usefixtures("shared_weights")
 FIRST = "Sinkhorn iterations normalise the rows and the columns of a matrix by turns until both sums are one. " * 2
@@ -41,13 +41,13 @@ async def test_a_resumed_turn_is_told_alike_everywhere(tmp_path, program, draft)
         app = ChatApp(controller, AppStart(view=controller.open(key)))
         async with app.run_test(size=(140, 40)) as pilot:
             chat = chat_of(app)
-            await until(lambda: host.engine is not None and not chat.switching, 60)
-            await until(lambda: host._sessions.get(key) is not None, 60)
+            await until(lambda: host.engine is not None and not chat.switching)
+            await until(lambda: host._sessions.get(key) is not None)
             before = host._sessions[key].rows_run
             await say(pilot, app, SECOND)
             done, rows = chat._finish, host._sessions[key].rows_run - before
-            await pilot.pause()
-            shown = screen_text(app)
+            await shows(app, "prefilled")
+            shown = await drawn(app)
             message = store.message(chat.leaf_id)
         host.close(60)
     usage = done.usage

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dsv41chat.engine.errors import BackendMissing
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, make_app, say, screen_text, shows, until
 
 
 async def test_the_page_from_the_build_menu(tmp_path, monkeypatch):
@@ -18,12 +18,11 @@ async def test_the_page_from_the_build_menu(tmp_path, monkeypatch):
         await until(lambda: "w first steps" in screen_text(app))
         await pilot.press("w")
         await until(lambda: screen_text(app).count("mixed-2.4 (88 GB, tight)") == 2)
-        shown = screen_text(app)
-        assert "Welcome. First steps" in shown and "Machine: 128 GB memory" in shown and "native" not in shown
+        assert "native" not in await shows(app, "Welcome. First steps", "Machine: 128 GB memory")
         await pilot.press("2")
-        await until(lambda: "--recipe mixed-2.4" in screen_text(app))
-        assert "Nothing is ever downloaded." in screen_text(app)
+        await shows(app, "--recipe mixed-2.4", "Nothing is ever downloaded.")
         await pilot.press("escape")
+        await until(lambda: "--recipe mixed-2.4" not in screen_text(app))
         chat_of(app).action_welcome()
         await until(lambda: "Look around first" in screen_text(app))
         await pilot.press("1")
@@ -43,7 +42,7 @@ async def test_without_a_back_end_it_is_the_first_page(tmp_path):
         await until(lambda: "Reading, searching and exporting work without one." in screen_text(app))
         await pilot.press("3")
         await until(lambda: "Welcome. First steps" not in screen_text(app))
-        assert "pip install" in screen_text(app)
+        await shows(app, "pip install")
 
 
 def test_the_machine_and_what_fits_it(tmp_path):
@@ -92,7 +91,7 @@ async def test_an_export_comes_back_by_the_palette(tmp_path, monkeypatch):
         monkeypatch.setattr(chat, "tell", lambda text, severity="information": told.append(text))
         for name, said in (("bad.json", "no conversation that dsv41chat exported"), ("chat.json", "1 were here already and came in as copies")):
             chat.action_import()
-            await until(lambda: "JSON export to import" in screen_text(app))
+            await until(lambda: "JSON export to import" in screen_text(app) and len(app.screen.query("Input")) == 1)
             app.screen.query_one("Input").value = str(tmp_path / name)
             await pilot.press("enter")
             await until(lambda said=said: said in " ".join(told))

@@ -14,7 +14,7 @@ from dsv41chat.ui.present import readonly_reason
 from dsv41chat.ui.widgets.foot import Foot, packed
 from tests.ui.fakes import Script
 from tests.ui.test_mended import stored
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, until
 
 
 def opened(tmp_path, store, key, script=None):
@@ -33,7 +33,7 @@ async def test_esc_after_find_returns_to_the_composer(tmp_path, word):
         await pilot.press("ctrl+f", *word)
         await until(lambda: chat._find_timer is None and chat._query == word)
         await pilot.press("escape", *"read it")
-        assert chat.composer.text == "read it" and chat.focused is chat.composer
+        await until(lambda: chat.composer.text == "read it" and chat.focused is chat.composer)
         assert not chat.pump.running and len(app.store.tree(chat.conversation.id)) == before
 
 
@@ -45,17 +45,18 @@ async def test_esc_after_find_leaves_the_transcript_too(tmp_path):
         await pilot.press("ctrl+f", *"needle")
         await until(lambda: bool(chat._hits))
         chat.transcript.focus()
+        await until(lambda: chat.focused is chat.transcript)
         await pilot.press("escape", "d")
-        assert chat.composer.text == "d"
+        await until(lambda: chat.composer.text == "d")
 
 
 async def test_help_lists_every_command_with_its_sentence(tmp_path):
     app = make_app(tmp_path, Script())
     async with app.run_test(size=(110, 150)) as pilot:
-        await pilot.pause()
+        await until(lambda: not chat_of(app).starting)
         await pilot.press(*"/help", "enter")
-        await until(lambda: "Slash commands" in screen_text(app))
-        shown = screen_text(app)
+        await shows(app, "Slash commands")
+        shown = await drawn(app)
         assert not [one.name for one in COMMANDS if f"/{one.name} " not in shown or one.help not in shown]
 
 
@@ -69,7 +70,7 @@ async def test_a_slash_shows_the_commands_that_fit(tmp_path):
         await until(lambda: "/export [md|json|jsonl|text] [FILE]: writes this conversation to a file" in screen_text(app))
         await pilot.press("tab")
         await until(lambda: chat_of(app).composer.text == "/export ")
-        assert "writes this conversation" in screen_text(app)
+        await shows(app, "writes this conversation")
         await pilot.press(*["backspace"] * 8, *"plain")
         await until(lambda: "writes this conversation" not in screen_text(app))
 
@@ -86,20 +87,19 @@ async def test_an_unanswered_message_says_what_to_do(tmp_path):
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await until(lambda: app.host.engine is not None and not chat.switching)
-        await until(lambda: "Not answered: ctrl+R answers it." in screen_text(app))
-        assert '1 queued: ctrl+P, "Send queued messages" sends it.' in screen_text(app)
+        await shows(app, "Not answered: ctrl+R answers it.", '1 queued: ctrl+P, "Send queued messages" sends it.')
         await pilot.press("ctrl+r")
-        await until(lambda: chat._finish is not None and not chat.pump.running)
-        await pilot.pause()
-        assert "Not answered" not in screen_text(app) and "Hello from the fake engine." in screen_text(app)
+        await ended(chat)
+        assert "Not answered" not in await shows(app, "Hello from the fake engine.")
 
 
 async def test_an_answered_conversation_opens_without_such_a_line(tmp_path):
     store, key = stored("question", "answer")
     app = opened(tmp_path, store, key)
     async with app.run_test(size=(100, 30)):
-        await until(lambda: "question" in screen_text(app))
-        assert "Not answered" not in screen_text(app)
+        await until(lambda: not chat_of(app).starting)
+        await shows(app, "question", "answer")
+        assert "Not answered" not in await drawn(app)
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
@@ -110,19 +110,19 @@ async def test_leaving_a_message_that_is_too_long_takes_it_out(tmp_path, meanwhi
         await say(pilot, app, "hello")
         first, used = chat.leaf_id, chat.status.context_used
         await say(pilot, app, "x" * 700)
-        await until(lambda: "This message alone has 700 tokens" in screen_text(app))
-        assert chat.status.context_used > 700 and chat.status.context_limit == 600
+        await shows(app, "This message alone has 700 tokens")
+        await until(lambda: chat.status.context_used > 700 and chat.status.context_limit == 600)
         if meanwhile:
             chat.composer.insert("short")
         await pilot.press("escape")
-        await until(lambda: chat.focused is chat.composer)
-        assert chat.composer.expanded() == ("short" if meanwhile else "x" * 700)
-        assert chat.leaf_id == first == app.store.conversation(chat.conversation.id).leaf_id
-        assert chat.status.context_used == used
+        await until(lambda: app.screen is chat and chat.focused is chat.composer)
+        await until(lambda: chat.composer.expanded() == ("short" if meanwhile else "x" * 700))
+        await until(lambda: chat.leaf_id == first == app.store.conversation(chat.conversation.id).leaf_id)
+        await until(lambda: chat.status.context_used == used)
         chat.composer.reset("short")
-        chat._finish = None
+        chat._finish = chat._failure = None
         await pilot.press("enter")
-        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await ended(chat)
         path = app.store.path_to(chat.leaf_id)
         assert [message.text for message in path] == ["hello", "Hello from the fake engine.", "short", "Hello from the fake engine."]
         assert any(message.text == "x" * 700 for message in app.store.tree(chat.conversation.id)), "the text stays stored"
@@ -136,6 +136,7 @@ async def test_the_key_line_names_edit_only_where_it_works(tmp_path):
         chat = chat_of(app)
         last = lambda: screen_text(app).splitlines()[-1]
         await until(lambda: app.host.engine is not None and not chat.switching)
+        await until(lambda: not chat.starting)
         await pilot.press("tab", "g")
         await until(lambda: "e edit" in last())
         await pilot.press("down")
@@ -145,7 +146,7 @@ async def test_the_key_line_names_edit_only_where_it_works(tmp_path):
 
 
 async def test_a_stopped_answer_offers_to_continue(tmp_path):
-    app = make_app(tmp_path, Script(answer="abc " * 300, delay_s=0.005))
+    app = make_app(tmp_path, Script(answer="abc " * 3000, delay_s=0.005))
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await pilot.press(*"go", "enter")
@@ -172,8 +173,10 @@ async def test_a_reader_is_told_of_no_other_process(tmp_path):
     store.close()
     app = opened(tmp_path, Store.open(tmp_path / "data", readonly=True), key)
     async with app.run_test(size=(100, 30)):
-        await until(lambda: "--readonly" in screen_text(app))
-        assert "elsewhere" not in screen_text(app) and "Take over" not in screen_text(app) and "Not answered" not in screen_text(app)
+        await shows(app, "--readonly")
+        await until(lambda: not chat_of(app).starting)
+        shown = await drawn(app)
+        assert "elsewhere" not in shown and "Take over" not in shown and "Not answered" not in shown
 
 
 def test_a_foot_breaks_between_its_keys_and_drops_the_last():
@@ -190,13 +193,20 @@ async def test_the_keys_of_a_page_fit_its_width(tmp_path, key, size):
         chat = chat_of(app)
         await until(lambda: app.host.engine is not None and not chat.switching)
         await pilot.press(key)
-        await until(lambda: "enter " in screen_text(app))
+        await until(lambda: len(app.screen.query(Foot)) == 1)
+        await shows(app, "enter ")
         foot = app.screen.query_one(Foot)
-        shown = " ".join(line.strip(" │╰╯─") for line in screen_text(app).splitlines())
-        told = [item for item in foot._items if item in shown]
-        # Whole items, and all of them where there is room.
-        assert told == list(foot._items) if size[1] > 10 else len(told) >= 2
-        assert " ".join(str(foot._shown).split()).endswith(told[-1])
+
+        def whole() -> bool:
+            """Whole items, and all of them where there is room."""
+            shown = " ".join(line.strip(" │╰╯─") for line in screen_text(app).splitlines())
+            told = [item for item in foot._items if item in shown]
+            enough = told == list(foot._items) if size[1] > 10 else len(told) >= 2
+            return enough and " ".join(str(foot._shown).split()).endswith(told[-1])
+
+        await until(whole)
+        await drawn(app)
+        assert whole()
 
 
 def test_a_batch_says_once_which_model_answers(program):

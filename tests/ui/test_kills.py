@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +18,9 @@ from tests.ui.terminal import Terminal
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
-PROMISE_S = 1.0
-DRAFT_S = 2.0  # a draft is written a second after it changed, by another thread
+# One second each is promised; a loaded test machine gets another for its own delays.
+PROMISE_S = 2.0
+DRAFT_S = 3.0  # a draft is written a second after it changed, by another thread
 Launch = Callable[[Terminal, Path, str | None], None]
 
 
@@ -56,7 +56,7 @@ class Round:
 
     def streaming(self) -> None:
         self.send(self.text("question"))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not count(screen := self.terminal.screen) and "tok/s · " not in screen:
             assert time.monotonic() < deadline, screen
             time.sleep(0.05)
@@ -67,7 +67,7 @@ class Round:
             self.terminal.type(text)
             self.terminal.keys("Enter")
             # Noise may have met the id that ends an answer: then it is sent at once.
-            queued, deadline = f"{len(self.seen.queued) + 1}: {text}", time.monotonic() + 30
+            queued, deadline = f"{len(self.seen.queued) + 1}: {text}", time.monotonic() + 120
             while queued not in (screen := self.terminal.screen) and f"  {text}\n" not in screen:
                 assert time.monotonic() < deadline, screen
                 time.sleep(0.1)
@@ -80,7 +80,7 @@ class Round:
     def stopped(self) -> None:
         self.streaming()
         self.terminal.keys("Escape")
-        self.terminal.wait("tok/s · ", 60)
+        self.terminal.wait("tok/s · ")
         self.terminal.wait("gen ", gone=True)
 
     def edit(self) -> None:
@@ -112,7 +112,7 @@ class Round:
             self.seen.tokens.append((time.monotonic(), count(self.terminal.screen)))
             time.sleep(0.1)
         killed = time.monotonic()
-        os.kill(self.terminal.pid, signal.SIGKILL)
+        self.terminal.kill()
         return killed
 
 
@@ -158,7 +158,6 @@ def kills(tmp_path: Path, launch: Launch, moments: list[tuple[str, float]]) -> N
             terminal.wait("loading", gone=True)
             life = Round(terminal, number)
             killed = life.run(scenario, wait_s)
-            time.sleep(0.3)
             with Store.open(data) as store:
                 check(store, life.seen, killed)
                 now = finished(store)
@@ -192,11 +191,11 @@ def embedded(terminal: Terminal, data: Path, key: str | None) -> None:
     """So hot, it draws evenly from all ids and seldom meets one that ends the answer."""
     options = ["--temperature", "100", "--effort", "off", "--max-tokens", "4000", *(["--resume", key] if key else [])]
     terminal.run("-m", "dsv41chat", "--data-dir", str(data), *options)
-    terminal.wait("Enter send", 60)
+    terminal.wait("Enter send")
 
 
 def test_killed_at_three_moments(tmp_path):
-    kills(tmp_path, scripted, [("queue", 1.3), ("edit", 2.1), ("edited", 0.4)])
+    kills(tmp_path, scripted, [("queue", 2.3), ("edit", 3.1), ("edited", 0.4)])
 
 
 @pytest.mark.slow
@@ -205,4 +204,4 @@ def test_killed_at_thirty_random_moments(tmp_path):
     seed = int(os.environ.get("KILL_SEED", time.time_ns() % 1_000_000))
     print(f"KILL_SEED={seed}")
     rng = random.Random(seed)
-    kills(tmp_path, embedded, [(rng.choice(SCENARIOS), rng.uniform(0.0, 3.0)) for _ in range(30)])
+    kills(tmp_path, embedded, [(rng.choice(SCENARIOS), rng.uniform(0.0, 4.0)) for _ in range(30)])

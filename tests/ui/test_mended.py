@@ -10,24 +10,25 @@ from dataclasses import replace
 
 import pytest
 from textual import events
+from textual.command import CommandList, CommandPalette
 
 from dsv41chat.store import NotFound, Store
 from dsv41chat.ui.commands import CommandError, parse
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.test_plain import chat as line_mode
-from tests.ui.tui import chat_of, make_app, say, screen_text, stored, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, stored, until
 
 
 @pytest.mark.parametrize("enter", [False, True])
 async def test_quitting_while_a_build_loads_is_quiet_and_keeps_the_text(tmp_path, enter):
-    app = make_app(tmp_path, Script(load_s=2.0))
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script)
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await until(lambda: chat.switching)
-        # At once, not key by key: a busy machine must not be done with loading before.
         chat.composer.insert("words")
         if enter:
             chat.composer.submit()
@@ -36,8 +37,11 @@ async def test_quitting_while_a_build_loads_is_quiet_and_keeps_the_text(tmp_path
             # A message waits to be sent: the program asks once.
             await until(lambda: "A message waits for the build. It is kept, and not sent." in screen_text(app))
             await pilot.press("enter")
+        await until(lambda: app.return_code is not None)
     # The load goes on reporting for a while.
-    await asyncio.sleep(2.2)
+    script.loading.set()
+    await asyncio.to_thread(app.host.thread.call, lambda: None)
+    await asyncio.sleep(0.1)
     assert app.return_code == 0 and not complaints
     assert app.store.draft(None).text == "words"
 
@@ -47,15 +51,14 @@ async def test_a_message_longer_than_the_context_is_named_as_such(tmp_path):
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await say(pilot, app, "x" * 700)
-        await until(lambda: "This message alone has 700 tokens; the context holds 600." in screen_text(app))
-        shown = screen_text(app)
-        assert "It is saved" in shown and "summary" not in shown and "--context" not in shown
+        shown = await shows(app, "This message alone has 700 tokens; the context holds 600.", "It is saved")
+        assert "summary" not in shown and "--context" not in shown
         await pilot.press("enter")
-        await pilot.pause()
-        assert chat.leaf_id is None and chat.composer.expanded() == "x" * 700
+        await until(lambda: chat.leaf_id is None and chat.composer.expanded() == "x" * 700 and app.screen is chat)
         chat.composer.reset("short")
+        chat._finish = chat._failure = None
         await pilot.press("enter")
-        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await ended(chat)
         assert [message.text for message in app.store.path_to(chat.leaf_id)] == ["short", "Hello from the fake engine."]
 
 
@@ -64,8 +67,7 @@ async def test_a_full_conversation_still_offers_a_new_one(tmp_path):
     async with app.run_test(size=(100, 30)) as pilot:
         await say(pilot, app, "x" * 300)
         await say(pilot, app, "y" * 400)
-        await until(lambda: "The context is full." in screen_text(app))
-        assert "summary" in screen_text(app) and "--context" not in screen_text(app)
+        assert "--context" not in await shows(app, "The context is full.", "summary")
 
 
 async def test_a_queue_of_an_earlier_run_waits_for_its_user(tmp_path):
@@ -73,23 +75,26 @@ async def test_a_queue_of_an_earlier_run_waits_for_its_user(tmp_path):
     store.queue_push(key, "left over")
     app = make_app(tmp_path, Script(load_s=0.3), store=store)
     app.begin = replace(app.begin, view=app.controller.open(key))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+    async with app.run_test(size=(100, 30), notifications=True):
         chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching)
-        await pilot.pause()
+        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+        await shows(app, "1 queued: send them?")
+        await drawn(app)
         assert not chat.pump.running and [item.text for item in chat.queue] == ["left over"]
-        assert "1 queued: send them?" in screen_text(app)
 
 
 async def test_what_is_queued_while_a_build_loads_is_sent(tmp_path):
     store, key = stored("question", "answer")
-    app = make_app(tmp_path, Script(load_s=2.0), store=store)
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script, store=store)
     app.begin = replace(app.begin, view=app.controller.open(key))
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await until(lambda: chat.switching and chat.conversation is not None)
         await pilot.press(*"more", "enter")
-        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await shows(app, "queued 1: more")
+        script.loading.set()
+        await ended(chat)
         assert [message.text for message in store.path_to(chat.leaf_id)][2:] == ["more", "Hello from the fake engine."]
 
 
@@ -104,10 +109,10 @@ async def test_an_earlier_answer_again_leaves_the_selection_on_it(tmp_path):
         await pilot.press("r")
         await until(lambda: chat._finish is not None and not chat.pump.running)
         await until(lambda: "2/2" in screen_text(app))
-        assert chat.transcript.selected_entry.text == "Hello from the fake engine."
+        await until(lambda: (entry := chat.transcript.selected_entry) is not None and entry.text == "Hello from the fake engine.")
         await pilot.press("left_square_bracket")
         await until(lambda: "second" in screen_text(app))
-        assert chat.transcript.selected_entry.text == "first"
+        await until(lambda: (entry := chat.transcript.selected_entry) is not None and entry.text == "first")
         await pilot.press("right_square_bracket")
         await until(lambda: "Hello from" in screen_text(app))
         # From the user's message: what follows goes, the answer is selected.
@@ -160,31 +165,32 @@ async def test_toasts_leave_room(tmp_path):
             chat.tell(f"toast {number}")
         chat.tell("trouble", "error")
         chat.tell("toast 8")
-        await until(lambda: "toast 8" in screen_text(app))
-        assert sum("toast" in line for line in screen_text(app).splitlines()) == 1 and "trouble" in screen_text(app)
+        shown = await shows(app, "toast 8", "trouble")
+        assert sum("toast" in line for line in shown.splitlines()) == 1
         await pilot.resize_terminal(40, 10)
-        await pilot.pause(0.2)
+        await until(lambda: chat.size.width == 40)
+        await drawn(app)
         for number in range(9, 13):
             chat.tell(f"toast {number} with a text that is much longer than one line of so small a terminal can ever be, or two")
-        await until(lambda: "toast 12" in screen_text(app))
-        await pilot.pause(0.3)
-        lines = screen_text(app).splitlines()
+        await shows(app, "toast 12")
+        lines = (await drawn(app)).splitlines()
         covered = [number for number, line in enumerate(lines) if "toast" in line or "small" in line or "ever be" in line or "trouble" in line]
         assert len(covered) <= 2 and max(covered) <= 2 and "idle" in lines[-1], screen_text(app)
         await pilot.resize_terminal(30, 5)
         chat.tell("toast 13")
-        await pilot.pause()
-        await until(lambda: "Terminal too small: 30x5" in screen_text(app))
-        assert "toast" not in screen_text(app)
+        await shows(app, "Terminal too small: 30x5")
+        assert "toast" not in await drawn(app)
 
 
 async def test_the_header_claims_no_effort_before_the_build_is_known(tmp_path):
-    app = make_app(tmp_path, Script(load_s=2.0))
-    async with app.run_test(size=(100, 30)) as pilot:
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script)
+    async with app.run_test(size=(100, 30)):
         chat = chat_of(app)
         await until(lambda: chat.switching)
-        await pilot.pause()
-        assert app.host.view is not None or "effort" not in screen_text(app).splitlines()[0]
+        header = (await shows(app, "nano")).splitlines()[0]
+        assert app.host.view is None and "effort" not in header
+        script.loading.set()
         await until(lambda: "effort high" in screen_text(app).splitlines()[0])
 
 
@@ -197,8 +203,7 @@ async def test_an_interrupted_answer_is_said_once(tmp_path):
     view = app.controller.open(key)
     app.begin = replace(app.begin, view=view, notices=(f"interrupted: an answer in conversation {key} was cut", "interrupted: another"))
     async with app.run_test(size=(100, 30)):
-        await until(lambda: "another" in screen_text(app))
-        assert "ctrl+R answers again" in screen_text(app) and key not in screen_text(app)
+        assert key not in await shows(app, "another", "ctrl+R answers again")
 
 
 @pytest.mark.parametrize("resumed", [True, False])
@@ -228,16 +233,20 @@ async def test_an_edit_stays_an_edit_over_a_restart_and_ends_with_its_conversati
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await until(lambda: not chat.starting)
-        await pilot.press("tab", "g", "e", *" changed")
+        await pilot.press("tab", "g", "e")
+        await until(lambda: chat.editing is not None and chat.focused is chat.composer)
+        await pilot.press(*" changed")
+        await until(lambda: chat.composer.text == "question changed")
         await pilot.press("ctrl+q")
+        await until(lambda: app.return_code is not None)
     again = make_app(tmp_path, Script(answer="one"), store=store)
     again.begin = AppStart(view=again.controller.open(key))
     async with again.run_test(size=(100, 30)) as pilot:
         chat = chat_of(again)
-        await until(lambda: "editing message 1" in screen_text(again))
-        assert chat.composer.text == "question changed"
+        await shows(again, "editing message 1")
+        await until(lambda: chat.composer.text == "question changed" and not chat.starting)
         await pilot.press("ctrl+n")
-        assert chat.editing is None and "editing" not in screen_text(again)
+        await until(lambda: chat.editing is None and "editing" not in screen_text(again))
         await say(pilot, again, "something new")
         assert chat.conversation.id != key and len(store.tree(key)) == 1
         await chat.open_conversation(key)
@@ -261,7 +270,7 @@ async def test_a_page_closes_once_however_fast_the_keys_come(tmp_path):
         # As when n, e and n again were read from the terminal before the first of them took effect.
         page.call_later(lambda: (page._new(), page._export(), page._new()))
         await until(lambda: app.screen is chat)
-        await pilot.pause()
+        await drawn(app)
         assert app.screen is chat and app.is_running
         await pilot.press("f1")
         await until(lambda: "arrows scroll" in screen_text(app))
@@ -275,9 +284,8 @@ async def test_the_same_toast_is_shown_once(tmp_path):
         chat = chat_of(app)
         await until(lambda: not chat.starting)
         await pilot.press("f3", "f3", "f3")
-        await until(lambda: "90 columns" in screen_text(app))
-        await pilot.pause()
-        assert screen_text(app).count("90 columns") == 1
+        await shows(app, "90 columns")
+        assert (await drawn(app)).count("90 columns") == 1
 
 
 async def test_lists_keep_what_they_are_for_in_a_narrow_terminal(tmp_path):
@@ -289,6 +297,7 @@ async def test_lists_keep_what_they_are_for_in_a_narrow_terminal(tmp_path):
         await pilot.press("ctrl+o")
         await until(lambda: "a title of some" in screen_text(app))
         await pilot.press("escape")
+        await until(lambda: app.screen is chat_of(app))
         await pilot.resize_terminal(80, 24)
         await pilot.press("ctrl+o")
         await until(lambda: "tab preview" in screen_text(app) and "b build" in screen_text(app))
@@ -308,8 +317,10 @@ async def test_the_palette_works_over_a_page(tmp_path):
         await pilot.press("f1")
         await until(lambda: "arrows scroll" in screen_text(app))
         await pilot.press("ctrl+p")
+        await until(lambda: isinstance(app.screen, CommandPalette))
         await pilot.press(*"search everywhere")
         await until(lambda: "Searches the text" in screen_text(app))
+        await until(lambda: app.screen.query_one(CommandList).highlighted == 0)
         await pilot.press("enter")
         await until(lambda: type(app.screen).__name__ == "SearchScreen")
         await pilot.press("escape")
@@ -348,8 +359,8 @@ async def test_it_says_preparing_at_once_and_shows_a_sent_message_once(tmp_path)
         chat.action_send_queued()
         # Before the first event of the turn, which only another thread can bring.
         assert chat.status.fields()[0][0] == "preparing" and chat.status.queued == 0
-        await pilot.pause()
-        assert screen_text(app).count("the queued one") == 1
+        await shows(app, "the queued one")
+        assert (await drawn(app)).count("the queued one") == 1
         await until(lambda: not app.store.queued(chat.conversation.id))
         chat.stop_turn()
         await until(lambda: not chat.pump.running)
@@ -385,16 +396,19 @@ async def test_a_queued_message_that_cannot_be_stored_stays_queued(tmp_path):
 
 
 async def test_esc_leaves_the_transcript_before_it_cancels_a_load(tmp_path):
-    app = make_app(tmp_path, Script(load_s=2.0))
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script)
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await until(lambda: chat.switching)
         chat.transcript.focus()
         await until(lambda: chat.focused is chat.transcript)
         await pilot.press("escape")
-        assert chat.focused is chat.composer and not chat._switch_cancel.is_set()
+        await until(lambda: chat.focused is chat.composer)
+        assert not chat._switch_cancel.is_set()
         await pilot.press("escape")
-        assert chat._switch_cancel.is_set() or not chat.switching
+        await until(lambda: chat._switch_cancel.is_set())
+        script.loading.set()
 
 
 async def test_unfolding_is_no_new_text_and_notices_leave_a_page_free(tmp_path):
@@ -403,8 +417,8 @@ async def test_unfolding_is_no_new_text_and_notices_leave_a_page_free(tmp_path):
         chat = chat_of(app)
         await say(pilot, app, "hello")
         await pilot.press("pageup", "pageup", "ctrl+t")
-        await pilot.pause()
-        assert not chat.transcript.follow and "new text below" not in screen_text(app)
+        await until(lambda: not chat.transcript.follow and chat.transcript.entries[-1].thinking_view == "show")
+        assert "new text below" not in await drawn(app)
         chat.add_notice("something happened")
         await until(lambda: "new text below" in screen_text(app))
         await until(lambda: any(toast.message == "something happened" for toast in app._notifications))
@@ -416,13 +430,16 @@ async def test_unfolding_is_no_new_text_and_notices_leave_a_page_free(tmp_path):
 async def test_the_build_of_an_opened_conversation_is_named_before_it_is_loaded(tmp_path):
     store = Store.memory(background=False)
     store.add_message(store.new_conversation("old").id, None, "user", "hello")
-    app = make_app(tmp_path, Script(load_s=5.0), store=store)
+    script = Script(loading=threading.Event())
+    app = make_app(tmp_path, script, store=store)
     app.begin = AppStart(view=app.controller.open("old"))
     async with app.run_test(size=(100, 30)):
         chat = chat_of(app)
         await until(lambda: not chat.starting)
-        assert screen_text(app).splitlines()[0].rstrip().endswith("nano") and app.host.view is None
+        await until(lambda: screen_text(app).splitlines()[0].rstrip().endswith("nano"))
+        assert app.host.view is None
         chat.stop_loading()
+        script.loading.set()
 
 
 @pytest.mark.parametrize("size", [(40, 10), (100, 30)])
@@ -456,7 +473,8 @@ async def test_an_answer_that_is_whole_is_over_for_its_reader(tmp_path, monkeypa
         assert chat.pump.running
         monkeypatch.setattr(app, "leave", lambda code=0: left.append(code))
         await pilot.press("ctrl+q")
-        assert left == [0] and app.screen is chat
+        await until(lambda: left == [0])
+        assert app.screen is chat
         app.host.engine.script.answer = "short"
         chat.composer.insert("next")
         await pilot.press("enter")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsv41chat.store import Store
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, drawn, make_app, say, screen_text, shows, until
 
 
 async def test_a_second_window_shows_what_the_first_adds(tmp_path):
@@ -20,8 +20,9 @@ async def test_a_second_window_shows_what_the_first_adds(tmp_path):
         async with app.run_test(size=(100, 30), notifications=True) as pilot:
             chat = chat_of(app)
             await until(lambda: "read-only" in screen_text(app) and not chat.starting)
-            assert chat.composer.text == "" and "queued in the first" not in screen_text(app)
+            assert "queued in the first" not in await drawn(app) and chat.composer.text == ""
             await pilot.press("up", "delete")
+            await drawn(app)
             assert [item.text for item in first.queued(conversation.id)] == ["queued in the first window"]
             chat.composer.reset()
 
@@ -34,15 +35,15 @@ async def test_a_second_window_shows_what_the_first_adds(tmp_path):
             await until(lambda: "begins and goes on" in screen_text(app))
             answer = writer.finish("complete", finish="stop", text="The answer begins and goes on to its end.", usage={"answer_tokens": 9})
             await until(lambda: "to its end" in screen_text(app) and "being written" not in screen_text(app))
-            assert "9 tok" in screen_text(app) and chat.leaf_id == answer.id
+            await shows(app, "9 tok")
+            await until(lambda: chat.leaf_id == answer.id)
             first.add_message(conversation.id, answer.id, "user", "a later question")
             await until(lambda: "a later question" in screen_text(app))
             assert [entry.text for entry in chat.transcript.entries if entry.message is not None].count("an early question") == 1
 
             # Another branch there is another branch here.
             first.add_message(conversation.id, None, "user", "an edited question")
-            await until(lambda: "an edited question" in screen_text(app))
-            assert "a later question" not in screen_text(app)
+            await until(lambda: "an edited question" in screen_text(app) and "a later question" not in screen_text(app))
 
             first.save_draft(conversation.id, "a draft of the first window")
             first.unlock(conversation.id)
@@ -70,4 +71,4 @@ async def test_a_reader_on_another_branch_is_left_there(tmp_path):
             stamp = chat._stamp
             first.add_message(conversation.id, chat._stamp[0], "user", "under branch two")
             await until(lambda: chat._stamp != stamp)
-            assert chat.leaf_id == one.id and "under branch two" not in screen_text(app)
+            assert "under branch two" not in await drawn(app) and chat.leaf_id == one.id

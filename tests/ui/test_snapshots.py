@@ -10,20 +10,28 @@ from textual.filter import Monochrome
 
 from dsv41chat.store import Store
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, drawn, make_app, say, screen_text, shows, until
 
 FOLDER = Path(__file__).parent / "snapshots"
 ANSWER = "Each table belongs to *one* layer 世界.\n\n```python\nrows = table[addresses]\n```\n\n1. one\n2. two\n\n"
 ANSWER += "| a | b |\n|---|--:|\n| 1 | 漢字 |\n"
 
 
-def check(name: str, text: str) -> None:
+def text_of(app) -> str:
+    return "\n".join(line.rstrip() for line in screen_text(app).splitlines()) + "\n"
+
+
+async def check(app, name: str) -> None:
     path = FOLDER / f"{name}.txt"
-    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    await drawn(app)
     if os.environ.get("SNAPSHOTS") == "write":
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text, "utf-8")
-    assert text == path.read_text("utf-8")
+        path.write_text(text_of(app), "utf-8")
+    wanted = path.read_text("utf-8")
+    try:
+        await until(lambda: text_of(app) == wanted)
+    except AssertionError:
+        assert text_of(app) == wanted
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +55,13 @@ async def test_chat(tmp_path, name):
     app = make_app(tmp_path, Script(answer=ANSWER, thinking="let me see"), store=Store.memory(background=False))
     app.unsaved = ""
     async with app.run_test(size=SIZES[name]) as pilot:
-        await pilot.pause()
+        await until(lambda: app.host.engine is not None and not chat_of(app).switching)
         if name == "normal":
-            check("start", screen_text(app))
+            await check(app, "start")
         await say(pilot, app, "Why are there two tables?")
         if name == "wide":
-            await until(lambda: "3 min" in screen_text(app))
-        await pilot.pause()
-        check(f"chat-{name}", screen_text(app))
+            await shows(app, "3 min")
+        await check(app, f"chat-{name}")
 
 
 async def test_picker_and_too_small(tmp_path):
@@ -63,14 +70,15 @@ async def test_picker_and_too_small(tmp_path):
         store.add_message(store.new_conversation(title).id, None, "user", title)
     app = make_app(tmp_path, Script(), store=store)
     async with app.run_test(size=(80, 20)) as pilot:
-        await pilot.pause()
+        await until(lambda: not chat_of(app).starting)
         await pilot.press("ctrl+o")
-        await until(lambda: "Engram" in screen_text(app))
-        check("picker", screen_text(app))
+        await shows(app, "Engram")
+        await check(app, "picker")
         await pilot.press("escape")
+        await until(lambda: app.screen is chat_of(app))
         await pilot.resize_terminal(36, 8)
-        await until(lambda: "too small" in screen_text(app))
-        check("too-small", screen_text(app))
+        await shows(app, "too small")
+        await check(app, "too-small")
 
 
 @pytest.mark.parametrize("theme", ["dark", "light", "ansi", "no-color"])
@@ -81,6 +89,6 @@ async def test_the_text_is_the_same_in_every_theme(tmp_path, theme, monkeypatch)
     app.unsaved = ""
     async with app.run_test(size=SIZES["normal"]) as pilot:
         await say(pilot, app, "Why are there two tables?")
-        check("chat-normal", screen_text(app))
+        await check(app, "chat-normal")
         assert any(isinstance(one, Monochrome) for one in app._filters) == (theme == "no-color")
         assert chat_of(app).transcript.follow

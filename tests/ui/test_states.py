@@ -370,7 +370,6 @@ async def test_both_front_ends_take_turns(tmp_path):
     async with app.run_test(size=(100, 30)) as pilot:
         await say(pilot, app, SHORT)
         second = chat_of(app)._finish or chat.store.message(chat.store.conversation(conversation).leaf_id)
-        await pilot.pause()
     message = chat.store.message(chat.store.conversation(conversation).leaf_id)
     chat.close()
     assert second is not None and message.usage["cached_tokens"] == first.end.usage["context_used"] - 1

@@ -18,7 +18,7 @@ from dsv41chat.store import Store, db
 from dsv41chat.ui.screens.dialogs import AskScreen
 from tests.ui.fakes import Script
 from tests.ui.program import ROOT
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, ended, make_app, say, screen_text, shows, until
 
 LONG = "".join(f"word{n} " for n in range(700))
 
@@ -66,19 +66,20 @@ async def test_a_full_disk_on_the_screen(tmp_path, filled):
         await until(lambda: chat.pump.running and chat.status.answer)
         chat.composer.insert("queued meanwhile")
         chat.composer.submit()
-        await until(lambda: not chat.pump.running, 30)
+        await until(lambda: not chat.pump.running)
         await until(lambda: "not saved" in screen_text(app).splitlines()[0])
-        assert "disk is full" in words_on(app) and chat.transcript.entries[-2].text == LONG
+        await until(lambda: "disk is full" in words_on(app))
+        assert chat.transcript.entries[-2].text == LONG
         assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "short", "second", LONG] and app.store.path is None
         app.host.engine.script.answer = "in memory"
-        assert [item.text for item in app.store.queued(chat.conversation.id)] == ["queued meanwhile"] and "queued meanwhile" in screen_text(app)
-        chat._finish = None
+        await shows(app, "queued meanwhile")
+        assert [item.text for item in app.store.queued(chat.conversation.id)] == ["queued meanwhile"]
+        chat._finish = chat._failure = None
         chat.action_send_queued()
-        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await ended(chat)
         assert app.store.message(chat.leaf_id).text == "in memory"
         chat.run_command(f"/export json {tmp_path / 'kept.json'}")
-        await until(lambda: (tmp_path / "kept.json").exists())
-        assert "word699" in (tmp_path / "kept.json").read_text()
+        await until(lambda: (tmp_path / "kept.json").exists() and "word699" in (tmp_path / "kept.json").read_text())
         db.DURABLE.pop("max_page_count")
         chat.action_save_again()
         await until(lambda: app.store.path is not None and chat.conversation is not None)
@@ -103,9 +104,10 @@ async def test_a_locked_database_on_the_screen(tmp_path):
         chat = chat_of(app)
         await say(pilot, app, "first")
         other = await locked(tmp_path, app, pilot)
-        assert "locked by another process" in words_on(app) and chat.composer.text == "second"
+        await until(lambda: "locked by another process" in words_on(app) and chat.composer.text == "second")
+        chat._finish = chat._failure = None
         await pilot.press("enter")
-        await until(lambda: not chat.pump.running and chat._finish is not None)
+        await ended(chat)
         other.execute("ROLLBACK")
         other.close()
         assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "answer", "second", "answer"]
@@ -123,11 +125,14 @@ async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_los
         chat = chat_of(app)
         await say(pilot, app, "first")
         other = await locked(tmp_path, app, pilot)
+        await until(lambda: chat.composer.text == "second")
+        chat._finish = chat._failure = None
         await pilot.press("enter")
-        await until(lambda: not chat.pump.running and chat._finish is not None)
+        await ended(chat)
         await pilot.press("ctrl+q")
         await until(lambda: isinstance(app.screen, AskScreen))
-        assert "This conversation is not saved" in screen_text(app) and not app.leaving
+        await shows(app, "This conversation is not saved")
+        assert not app.leaving
         await pilot.press("1")
         await until(lambda: app.screen is chat)
         other.execute("ROLLBACK")

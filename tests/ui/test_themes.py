@@ -11,7 +11,7 @@ from dsv41chat.ui.background import ask_terminal, is_light, parse_answer
 from dsv41chat.ui.render.palette import CODE_THEMES, Palette
 from dsv41chat.ui.themes import OWN
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, make_app, say, screen_text
+from tests.ui.tui import chat_of, make_app, say, shows, until
 
 TEXT = [name for name in Palette.names() if name not in ("match", "current", "frame")]
 
@@ -73,15 +73,16 @@ async def test_other_themes_draw_the_same_text(tmp_path, theme):
     app = make_app(tmp_path, Script(answer="**b** `c`\n\n```python\nx = 1\n```\n"), config=f'[ui]\ntheme = "{theme}"\n')
     async with app.run_test(size=(80, 24)) as pilot:
         await say(pilot, app, "hello")
-        assert "x = 1" in screen_text(app) and app.theme in ("ansi-dark", "nord")
+        await shows(app, "x = 1")
+        assert app.theme in ("ansi-dark", "nord")
 
 
 async def test_a_theme_from_the_palette_is_kept(tmp_path):
     app = make_app(tmp_path, Script())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(80, 24)):
+        await until(lambda: not chat_of(app).starting)
         app.theme = "light"
-        await pilot.pause()
-    assert 'theme = "light"' in (tmp_path / "config.toml").read_text()
+        await until(lambda: 'theme = "light"' in (tmp_path / "config.toml").read_text())
 
 
 def test_the_answer_of_the_terminal_is_told_from_keys():

@@ -12,18 +12,15 @@ from dsv41chat.store import Store, StoreFull
 from dsv41chat.store.receipts import Receipts
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, clashes, display
 from dsv41chat.ui.screens.builds import BuildsScreen
+from dsv41chat.ui.screens.conversations import ConversationsScreen
 from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.screens.export import file_name, free_path
+from dsv41chat.ui.screens.search import SearchScreen
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, make_app, say, screen_text, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, until
 
 CODE = "First:\n\n```python\nprint(1)\n```\n\nthen\n\n```sh\nls\n```\n"
-
-
-async def copied(chat, pilot) -> str:
-    await pilot.pause(0.1)
-    return chat.app.clipboard
 
 
 async def test_edit_makes_a_branch_and_both_stay_reachable(tmp_path):
@@ -35,21 +32,20 @@ async def test_edit_makes_a_branch_and_both_stay_reachable(tmp_path):
             script.answer = f"answer {number}"
             await say(pilot, app, f"question {number}")
         await pilot.press("tab", "g", "e")
-        assert chat.composer.text == "question 0" and "editing message 1" in screen_text(app)
+        await shows(app, "editing message 1")
+        await until(lambda: chat.composer.text == "question 0" and chat.focused is chat.composer)
         await pilot.press("escape")
-        assert chat.composer.text == "" and chat.editing is None
+        await until(lambda: chat.composer.text == "" and chat.editing is None)
         await pilot.press("tab", "g", "e")
+        await until(lambda: chat.editing is not None and chat.focused is chat.composer)
         script.answer = "answer new"
         chat._finish = None
         await pilot.press(*" changed", "enter")
-        await until(lambda: chat._finish is not None and not chat.pump.running)
-        await pilot.pause()
-        await until(lambda: "2/2" in screen_text(app))
-        shown = screen_text(app)
-        assert "answer new" in shown and "answer 0" not in shown
+        await ended(chat)
+        assert "answer 0" not in await shows(app, "2/2", "answer new")
         await pilot.press("tab", "g", "left_square_bracket")
         await until(lambda: "answer 4" in screen_text(app) or "answer 0" in screen_text(app))
-        assert chat.transcript.entries[0].branch == "1/2" and len([e for e in chat.transcript.entries if e.message]) == 10
+        await until(lambda: chat.transcript.entries[0].branch == "1/2" and len([e for e in chat.transcript.entries if e.message]) == 10)
         assert app.store.conversation(chat.conversation.id).leaf_id == chat.leaf_id
         request = pytest.importorskip("dsv41chat.ui.screens.export")
         text = request.compose_export(app.store, request.ExportRequest(chat.conversation, chat.leaf_id, None, scope="all"))
@@ -64,17 +60,15 @@ async def test_regenerate_makes_siblings_with_their_own_seed(tmp_path):
         await say(pilot, app, "hello")
         chat._finish = None
         await pilot.press("ctrl+r")
-        await until(lambda: chat._finish is not None and not chat.pump.running)
-        await pilot.pause()
-        await until(lambda: "2/2" in screen_text(app))
-        assert "seed 8" in screen_text(app)
+        await ended(chat)
+        await shows(app, "2/2", "seed 8")
         await pilot.press("tab", "b")
-        await pilot.pause()
-        assert "seed 7" in screen_text(app) and isinstance(app.screen, AskScreen)
+        await until(lambda: isinstance(app.screen, AskScreen))
+        await shows(app, "seed 7")
 
 
 async def test_continue_goes_on_from_the_kept_text(tmp_path):
-    app = make_app(tmp_path, Script(answer="abc " * 300, delay_s=0.005))
+    app = make_app(tmp_path, Script(answer="abc " * 3000, delay_s=0.005))
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
         await pilot.press(*"go", "enter")
@@ -83,8 +77,9 @@ async def test_continue_goes_on_from_the_kept_text(tmp_path):
         await until(lambda: not chat.pump.running)
         kept = app.store.message(chat.leaf_id).text
         app.host.engine.script.answer, app.host.engine.script.delay_s = "the rest", 0
+        chat._finish = None
         chat.action_continue_answer()
-        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await ended(chat)
         message = app.store.message(chat.leaf_id)
         assert message.text.startswith(kept) and message.text.endswith("the rest") and chat.transcript.entries[-1].text == message.text
 
@@ -95,12 +90,14 @@ async def test_copy_gives_sources_exactly(tmp_path):
         chat = chat_of(app)
         await say(pilot, app, "hello")
         await pilot.press("tab", "c")
-        assert await copied(chat, pilot) == CODE
-        await pilot.press("y", "down", "enter")
-        assert await copied(chat, pilot) == "ls\n"
-        assert "characters:" in screen_text(app)
+        await until(lambda: app.clipboard == CODE)
+        await pilot.press("y")
+        await until(lambda: isinstance(app.screen, AskScreen))
+        await pilot.press("down", "enter")
+        await until(lambda: app.clipboard == "ls\n" and app.screen is chat)
+        await shows(app, "characters:")
         await pilot.press("k", "c")
-        assert await copied(chat, pilot) == "hello"
+        await until(lambda: app.clipboard == "hello")
 
 
 async def test_mouse_selection_undoes_wrapping(tmp_path):
@@ -109,10 +106,12 @@ async def test_mouse_selection_undoes_wrapping(tmp_path):
     async with app.run_test(size=(50, 30)) as pilot:
         chat = chat_of(app)
         await say(pilot, app, "hello")
-        y = next(y for y, line in enumerate(screen_text(app).splitlines()) if "a paragraph" in line)
+        await shows(app, "prefilled")
+        y = next(y for y, line in enumerate((await drawn(app)).splitlines()) if "a paragraph" in line)
         await pilot.mouse_down(chat.transcript, offset=(2, y - 1))
         await pilot.hover(chat.transcript, offset=(30, y + 1))
         await pilot.mouse_up(chat.transcript, offset=(30, y + 1))
+        await until(chat.get_selected_text)
         selected = chat.get_selected_text()
         assert selected and "\n" not in selected and text.startswith(selected)
 
@@ -129,10 +128,9 @@ async def test_find_walks_through_the_hits(tmp_path):
         await pilot.press("shift+enter")
         await until(lambda: "3 of 3" in screen_text(app))
         await pilot.press("escape")
-        await pilot.pause()
-        assert "3 of 3" not in screen_text(app)
+        await until(lambda: "3 of 3" not in screen_text(app))
         await pilot.press("tab", "n")
-        assert chat._hit == 0
+        await until(lambda: chat._hit == 0)
 
 
 async def test_search_everywhere_opens_the_message_on_its_branch(tmp_path):
@@ -143,14 +141,14 @@ async def test_search_everywhere_opens_the_message_on_its_branch(tmp_path):
     app = make_app(tmp_path, Script(), store=store)
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
-        await pilot.pause()
+        await until(lambda: not chat.starting)
         chat.action_search_everywhere()
-        await pilot.pause()
+        await until(lambda: isinstance(app.screen, SearchScreen) and app.screen.focused is not None)
         await pilot.press(*"walnut")
-        await until(lambda: "hidden walnut" in screen_text(app))
+        await shows(app, "hidden walnut")
         await pilot.press("enter")
         await until(lambda: chat.leaf_id == first.id)
-        assert chat.transcript.selected_entry.key == first.id
+        await until(lambda: chat.transcript.selected_entry is not None and chat.transcript.selected_entry.key == first.id)
 
 
 async def test_the_filter_of_the_list_opens_the_place_in_the_text(tmp_path):
@@ -170,40 +168,44 @@ async def test_the_filter_of_the_list_opens_the_place_in_the_text(tmp_path):
         await pilot.press("down", "down", "down", "enter")
         await until(lambda: chat.leaf_id == first.id)
         await until(lambda: "hidden walnut question" in screen_text(app))
-        assert chat.transcript.selected_entry.key == first.id and chat._hit == 0
+        await until(lambda: chat.transcript.selected_entry is not None and chat.transcript.selected_entry.key == first.id and chat._hit == 0)
         # A conversation that only its text matches opens there too; one whose title matches opens at its end.
         for title, leaf, hit in (("trees", first.id, 0), ("Walnut by name", None, -1)):
+            await until(lambda: app.screen is chat)
             await pilot.press("ctrl+o", "slash", *"walnut")
-            await until(lambda: "hidden walnut question" in screen_text(app))
+            await until(lambda: isinstance(app.screen, ConversationsScreen) and app.screen.query_one("#list-filter").value == "walnut")
+            await shows(app, "hidden walnut question")
             rows = app.screen._rows
             app.screen._open(next(row.id for row in rows if row.title == title))
             await until(lambda title=title: app.screen is chat and chat.conversation.title == title)
             await until(lambda hit=hit: chat._hit == hit)
-            assert leaf is None or chat.leaf_id == leaf
+            await until(lambda leaf=leaf: leaf is None or chat.leaf_id == leaf)
 
 
 async def test_commands_act_and_unknown_ones_keep_the_text(tmp_path):
     app = make_app(tmp_path, Script())
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         chat = chat_of(app)
+        await until(lambda: not chat.starting)
         await pilot.press(*"/efort", "enter")
-        assert "/effort?" in screen_text(app) and chat.composer.text == "/efort"
+        await shows(app, "/effort?")
+        assert chat.composer.text == "/efort"
         chat.composer.reset()
         await pilot.press(*"/eff", "tab", *"o", "tab", "enter")
-        assert chat.new_settings["effort"] == "off"
+        await until(lambda: chat.new_settings["effort"] == "off")
         await pilot.press(*"/set temperature 0.5", "enter")
+        await until(lambda: chat.composer.text == "")
         await pilot.press(*"/set temperature hot", "enter")
-        assert "must be" in screen_text(app)
+        await shows(app, "must be")
         chat.composer.reset()
         await say(pilot, app, "//hello")
         message = app.store.message(chat.leaf_id)
         assert message.params["effort"] == "off" and message.params["temperature"] == 0.5
         assert app.store.message(message.parent_id).text == "/hello"
         await pilot.press(*"/set top_p 0.9", "enter")
-        assert app.store.conversation(chat.conversation.id).settings["top_p"] == 0.9
+        await until(lambda: app.store.conversation(chat.conversation.id).settings["top_p"] == 0.9)
         await pilot.press(*"/stats", "enter")
-        await pilot.pause()
-        assert "decode rate" in screen_text(app)
+        await shows(app, "decode rate")
 
 
 async def test_files_become_chips_and_bad_ones_are_refused(tmp_path):
@@ -231,7 +233,7 @@ async def test_files_become_chips_and_bad_ones_are_refused(tmp_path):
         await until(lambda: chat.status.forecast > 0 and "tokens" in screen_text(app))
         chat._finish = None
         await pilot.press("enter")
-        await until(lambda: chat._finish is not None)
+        await ended(chat)
         assert "File: notes.txt\n````\ninside ``` the file\n````" in app.store.path_to(chat.leaf_id)[2].text
 
 
@@ -239,21 +241,20 @@ async def test_settings_show_origins_and_write_the_file(tmp_path):
     app = make_app(tmp_path, Script(), config='# mine\n[ui]\nmath = "source"\n')
     async with app.run_test(size=(100, 36), notifications=True) as pilot:
         chat = chat_of(app)
+        await until(lambda: not chat.starting)
         await pilot.press("f8")
-        await pilot.pause()
-        shown = screen_text(app)
-        assert "temperature" in shown and "default" in shown and "[Conversation]" in shown
+        await shows(app, "temperature", "default", "[Conversation]")
         await pilot.press("tab")
-        await pilot.pause()
-        assert "ui.math" in screen_text(app) and "file" in screen_text(app)
+        await shows(app, "ui.math", "file")
         index = [row.name for row in app.screen._rows].index("ui.wrap_code")
         await pilot.press(*["down"] * index, "enter")
-        await pilot.pause()
-        assert app.settings.ui.wrap_code and chat.transcript.wrap_code
-        assert "# mine" in (tmp_path / "config.toml").read_text() and "wrap_code = true" in (tmp_path / "config.toml").read_text()
+        await until(lambda: app.settings.ui.wrap_code and chat.transcript.wrap_code)
+        await until(lambda: "wrap_code = true" in (tmp_path / "config.toml").read_text())
+        assert "# mine" in (tmp_path / "config.toml").read_text()
         await pilot.press("d")
-        assert not app.settings.ui.wrap_code
+        await until(lambda: not app.settings.ui.wrap_code)
         await pilot.press("escape")
+        await until(lambda: app.screen is chat)
         await say(pilot, app, "hello")
 
 
@@ -268,8 +269,8 @@ async def test_a_failed_switch_leaves_the_old_build_answering(tmp_path):
         await say(pilot, app, "hello")
         app.store.builds.add(other)
         await pilot.press("f2")
-        await until(lambda: isinstance(app.screen, BuildsScreen) and "other" in screen_text(app))
-        assert "loaded" in screen_text(app) and "Switching now" not in screen_text(app)  # the highlighted one answers already
+        await until(lambda: isinstance(app.screen, BuildsScreen))
+        assert "Switching now" not in await shows(app, "other", "loaded")  # the highlighted one answers already
         plain = app.host._opener
 
         def opener(folder, **options):
@@ -283,8 +284,8 @@ async def test_a_failed_switch_leaves_the_old_build_answering(tmp_path):
         await pilot.press(*["down" if index > now else "up"] * abs(index - now))
         await until(lambda: "Switching now: history" in screen_text(app))
         await pilot.press("enter")
-        await until(lambda: "was not loaded" in screen_text(app) and not chat.switching)
-        assert "427 GiB" in screen_text(app) and "nano goes on answering" in screen_text(app)
+        await shows(app, "was not loaded", "427 GiB", "nano goes on answering")
+        await until(lambda: not chat.switching)
         await say(pilot, app, "again")
         assert app.store.message(chat.leaf_id).text == "old build" and app.store.message(chat.leaf_id).build_name == "nano"
         app.host._opener = plain
@@ -302,8 +303,7 @@ async def test_the_build_menu_shows_what_was_measured_of_this_fingerprint(tmp_pa
     receipts.put("0" * 64, "selfcheck", "b", {"arm": "selfcheck", "summary": "of another build", "short": "other", "time": 2.0})
     async with app.run_test(size=(110, 30)) as pilot:
         await pilot.press("f2")
-        await until(lambda: "ppl 2.8963" in screen_text(app))
-        assert "other" not in screen_text(app)
+        assert "other" not in await shows(app, "ppl 2.8963")
         await pilot.press("i")
         await until(lambda: "286,580 tokens" in screen_text(app))
 
@@ -320,13 +320,14 @@ async def test_a_tight_build_asks_with_the_whole_sum(tmp_path, verdict):
 
     app.host._prober = prober
     async with app.run_test(size=(100, 30)) as pilot:
-        await until(lambda: "97.0 GB of 128.0 GB" in screen_text(app))
-        assert "--context 2048" in screen_text(app) and app.host.engine is None
+        await shows(app, "97.0 GB of 128.0 GB", "--context 2048")
+        assert app.host.engine is None
         await pilot.press("down", "enter")
         await until(lambda: app.host.engine is not None)
         assert app.host.force == (verdict == "no")
+        await until(lambda: app.screen is chat_of(app) and not chat_of(app).switching)
         await say(pilot, app, "hello")
-        assert "I am here" in screen_text(app)
+        await shows(app, "I am here")
 
 
 async def test_a_store_that_refuses_leads_to_memory_and_back(tmp_path):
@@ -342,16 +343,16 @@ async def test_a_store_that_refuses_leads_to_memory_and_back(tmp_path):
 
         store.add_message = full
         await say(pilot, app, "second")
-        assert "not saved" in screen_text(app) and chat.composer.text == "second"
-        chat._finish = None
+        await shows(app, "not saved")
+        await until(lambda: chat.composer.text == "second")
+        chat._finish = chat._failure = None
         await pilot.press("enter")
-        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await ended(chat)
         assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "kept", "second", "kept"] and app.store.path is None
         store.add_message = real
         chat.action_save_again()
         await until(lambda: app.store.path is not None and chat.conversation is not None)
-        await pilot.pause()
-        assert "not saved" not in screen_text(app).splitlines()[0]
+        await until(lambda: "not saved" not in screen_text(app).splitlines()[0])
         assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "kept", "second", "kept"]
         app.store.close()
     store.close()
@@ -366,11 +367,12 @@ async def test_a_full_context_offers_what_can_be_done(tmp_path):
             await say(pilot, app, f"question {number}")
         script.error = ContextFull("The prompt has 9,000 tokens.")
         await say(pilot, app, "one more")
-        assert isinstance(app.screen, AskScreen) and "without the" in screen_text(app)
+        await until(lambda: isinstance(app.screen, AskScreen))
+        await shows(app, "without the")
         script.error, script.answer = None, "short"
-        chat._finish = None
+        chat._finish = chat._failure = None
         await pilot.press("down", "enter")
-        await until(lambda: chat._finish is not None and not chat.pump.running)
+        await ended(chat)
         path = app.store.path_to(chat.leaf_id)
         assert path[-1].text == "short" and path[-2].text == "one more" and len(path) < 8
 
@@ -390,16 +392,17 @@ async def test_two_processes_second_is_read_only(tmp_path):
     app.begin = AppStart(view=app.controller.open("shared"))
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         chat = chat_of(app)
-        await until(lambda: "read-only" in screen_text(app))
-        assert "4711" in screen_text(app)
+        await shows(app, "read-only", "4711")
+        await until(lambda: not chat.starting)
         await pilot.press("x", "enter")
-        assert "read-only here" in screen_text(app) and len(store.tree(conversation.id)) == 1
+        await shows(app, "read-only here")
+        assert len(store.tree(conversation.id)) == 1
         store.lock = real
         chat.action_take_over()
         await until(lambda: not chat.readonly)
         chat._finish = None
         await pilot.press("enter")
-        await until(lambda: chat._finish is not None)
+        await ended(chat)
 
 
 async def test_view_and_draft_return(tmp_path):
@@ -409,16 +412,16 @@ async def test_view_and_draft_return(tmp_path):
         chat = chat_of(app)
         await say(pilot, app, "hello")
         await pilot.press("ctrl+t", "pageup", "pageup", *"draft")
-        top = screen_text(app).splitlines()[1:4]
+        await until(lambda: chat.composer.text == "draft" and not chat.transcript.follow and chat.transcript.entries[-1].thinking_view == "show")
+        top = (await drawn(app)).splitlines()[1:4]
         app.leave()
-        await pilot.pause()
+        await until(lambda: not app.is_running or app._exit)
     again = make_app(tmp_path, Script(), store=store)
     again.begin = AppStart(view=again.controller.open(None))
     async with again.run_test(size=(80, 24)) as pilot:
         chat = chat_of(again)
-        await until(lambda: chat.conversation is not None)
-        await pilot.pause()
-        assert screen_text(again).splitlines()[1:4] == top and chat.composer.text == "draft"
+        await until(lambda: not chat.starting)
+        await until(lambda: screen_text(again).splitlines()[1:4] == top and chat.composer.text == "draft")
         assert chat.transcript.entries[1].thinking_view == "show"
 
 
@@ -429,12 +432,10 @@ async def test_export_page_writes_a_file(tmp_path, monkeypatch):
         chat = chat_of(app)
         await say(pilot, app, "Engram questions?")
         chat.action_export()
-        await pilot.pause()
-        assert "Export" in screen_text(app) and "engram-questions-" in screen_text(app)
+        await shows(app, "Export", "engram-questions-")
         await pilot.press("enter")
-        await until(lambda: list(tmp_path.glob("engram-questions-*.md")))
-        text = next(tmp_path.glob("engram-questions-*.md")).read_text()
-        assert "print(1)" in text and "# Engram questions?" in text
+        text = lambda: "".join(file.read_text() for file in tmp_path.glob("engram-questions-*.md"))
+        await until(lambda: "print(1)" in text() and "# Engram questions?" in text())
         chat.run_command("/export json")
         await until(lambda: list(tmp_path.glob("engram-questions-*.json")))
 
@@ -450,7 +451,7 @@ async def test_every_action_of_the_table_is_bound_listed_and_exists(tmp_path):
     app = make_app(tmp_path, Script())
     async with app.run_test(size=(100, 40)) as pilot:
         chat = chat_of(app)
-        await pilot.pause()
+        await until(lambda: not chat.starting)
         commands = {command.title for command in app.get_system_commands(chat)}
         bound = {binding.id for widget in (chat, chat.composer, chat.transcript) for _, binding in widget._bindings}
         for key in KEYS:
@@ -461,7 +462,8 @@ async def test_every_action_of_the_table_is_bound_listed_and_exists(tmp_path):
             assert not key.key or key.id in bound, key.id
             assert key.title in commands or key.id.startswith("list.recent") or key.id == "app.palette", key.id
         await pilot.press("f1")
-        await pilot.pause()
+        await until(lambda: len(app.screen.query(".help-column")) > 0)
+        await shows(app, "arrows scroll")
         text = "\n".join(str(widget.render()) for widget in app.screen.query(".help-column"))
         for context in (CHAT, COMPOSER, GLOBAL, TRANSCRIPT):
             for key in (key for key in KEYS if key.context == context and key.key and not key.id.startswith("list.recent")):
@@ -477,13 +479,15 @@ async def test_the_user_keymap_moves_keys_and_reports_clashes(tmp_path):
         await say(pilot, app, "hello")
         chat._finish = None
         await pilot.press("f9")
-        await until(lambda: chat._finish is not None and len(app.store.tree(chat.conversation.id)) == 3)
+        await ended(chat)
+        assert len(app.store.tree(chat.conversation.id)) == 3
 
 
 async def test_the_editor_gets_and_gives_the_text(tmp_path, monkeypatch):
     app = make_app(tmp_path, Script())
     async with app.run_test(size=(100, 30)) as pilot:
         chat = chat_of(app)
+        await until(lambda: not chat.starting)
         chat.composer.insert("start")
         ran = []
 
@@ -497,7 +501,8 @@ async def test_the_editor_gets_and_gives_the_text(tmp_path, monkeypatch):
 
         monkeypatch.setattr(app, "suspend", nullcontext)
         await pilot.press("ctrl+g")
-        assert ran == ["start"] and chat.composer.text == "edited"
+        await until(lambda: chat.composer.text == "edited")
+        assert ran == ["start"]
 
 
 async def test_save_only_and_fork(tmp_path):
@@ -506,7 +511,10 @@ async def test_save_only_and_fork(tmp_path):
         chat = chat_of(app)
         await say(pilot, app, "question")
         original = chat.conversation.id
-        await pilot.press("tab", "g", "e", *" two")
+        await pilot.press("tab", "g", "e")
+        await until(lambda: chat.editing is not None and chat.focused is chat.composer)
+        await pilot.press(*" two")
+        await until(lambda: chat.composer.text == "question two")
         chat.action_save_only()
         await until(lambda: chat.transcript.entries and chat.transcript.entries[0].text == "question two")
         assert [m.text for m in app.store.tree(original) if m.role == "user"] == ["question", "question two"] and len(app.store.tree(original)) == 3
@@ -523,8 +531,9 @@ async def test_the_cost_of_a_rewrite_is_said(tmp_path):
         used = chat.status.context_used
         assert f"prefills all {used:,} tokens" in chat.rewrite_cost()
         await pilot.press("f8")
-        await until(lambda: f"all {used:,} tokens" in screen_text(app))
+        await shows(app, f"all {used:,} tokens")
         await pilot.press("escape")
+        await until(lambda: app.screen is chat)
         chat.change_option("effort", "off")
         await say(pilot, app, "again")
         assert app.store.conversation(chat.conversation.id).settings["effort"] == "off"
@@ -533,10 +542,11 @@ async def test_the_cost_of_a_rewrite_is_said(tmp_path):
 async def test_the_mouse_can_be_given_away(tmp_path):
     app = make_app(tmp_path, Script())
     calls = []
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(80, 24)):
+        await until(lambda: not chat_of(app).starting)
         app._driver._disable_mouse_support = lambda: calls.append("off")
         app._driver._enable_mouse_support = lambda: calls.append("on")
         chat_of(app).action_toggle_mouse()
         chat_of(app).action_toggle_mouse()
-        await pilot.pause()
+        await until(lambda: len(calls) >= 2)
     assert calls[:2] == ["off", "on"]

@@ -10,7 +10,7 @@ from textual import events
 from dsv41chat.store import Store
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, make_app, say, stored, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, stored, until
 
 FAST_S, SLOW_S = 0.005, 0.05  # a gap that counts as one of a paste, and one that does not
 
@@ -30,8 +30,9 @@ def questions(app) -> list[str]:
     return [message.text for message in app.store.path_to(chat.leaf_id) if message.role == "user"]
 
 
-async def ended(chat) -> None:
-    await until(lambda: chat._finish is not None and not chat.pump.running and not chat.queue)
+async def all_ended(chat) -> None:
+    await ended(chat)
+    await until(lambda: not chat.pump.running and not chat.queue)
 
 
 async def test_what_is_typed_behind_an_enter_stays(tmp_path):
@@ -41,9 +42,9 @@ async def test_what_is_typed_behind_an_enter_stays(tmp_path):
         await say(pilot, app, "first")
         press(app, *"q1 long enough\nq2 long enough\nq3")
         await until(lambda: len(chat.composer.prompts) == 3)
-        await pilot.pause()
-        assert chat.composer.text == "q3"
-        await ended(chat)
+        await until(lambda: chat.composer.text == "q3")
+        await until(lambda: len(questions(app)) == 3 and not chat.queue)
+        await all_ended(chat)
         assert questions(app) == ["first", "q1 long enough", "q2 long enough"] and chat.composer.text == "q3"
         # The same keys, fast: a paste of three lines.
         chat.composer.reset()
@@ -58,8 +59,9 @@ async def test_two_enters_send_once(tmp_path):
         await say(pilot, app, "first")
         chat._finish = None
         press(app, *"once\n\n")
-        await ended(chat)
-        await pilot.pause()
+        await all_ended(chat)
+        await drawn(app)
+        await all_ended(chat)
         assert questions(app) == ["first", "once"]
 
 
@@ -70,8 +72,7 @@ async def test_a_command_takes_only_itself_out(tmp_path):
         await say(pilot, app, "first")
         press(app, *"/effort high\nmore")
         await until(lambda: app.store.conversation(chat.conversation.id).settings.get("effort") == "high")
-        await pilot.pause()
-        assert chat.composer.text == "more"
+        await until(lambda: chat.composer.text == "more")
 
 
 async def test_an_edit_takes_only_itself_out(tmp_path):
@@ -82,8 +83,9 @@ async def test_an_edit_takes_only_itself_out(tmp_path):
         chat.begin_edit(chat.transcript.entries[-2])
         chat._finish = None
         press(app, *" changed\nmore")
-        await ended(chat)
-        assert questions(app) == ["first changed"] and chat.composer.text == "more"
+        await all_ended(chat)
+        await until(lambda: chat.composer.text == "more")
+        assert questions(app) == ["first changed"]
 
 
 async def test_a_waiting_message_does_not_come_back_over_what_was_typed(tmp_path):
@@ -96,8 +98,7 @@ async def test_a_waiting_message_does_not_come_back_over_what_was_typed(tmp_path
         await until(lambda: bool(chat.queue))
         press(app, "up", *"x")
         await until(lambda: not chat.queue)
-        await pilot.pause()
-        assert chat.composer.text == "waitsx"
+        await until(lambda: chat.composer.text == "waitsx")
         await pilot.press("escape")
         await until(lambda: not chat.pump.running)
 
@@ -116,7 +117,7 @@ async def test_lines_that_come_before_the_start_is_over_are_one_message(tmp_path
         await until(lambda: chat.composer.text.endswith("q3"))
         assert chat.starting
         go_on.set()
-        await ended(chat)
+        await all_ended(chat)
         assert questions(app) == [*(["question"] if resumed else []), "q1\nq2\nq3"]
 
 
@@ -137,8 +138,8 @@ async def test_a_message_that_could_not_be_stored_comes_back_before_what_was_typ
             await until(lambda: chat.composer.text == "third")
             go_on.set()
             await until(lambda: chat._failure is not None and not chat.pump.running)
-        await pilot.pause()
-        assert chat.composer.text == "second\n\nthird" and questions(app) == ["first"]
+        await until(lambda: chat.composer.text == "second\n\nthird")
+        assert questions(app) == ["first"]
 
 
 async def test_what_was_typed_while_a_message_is_stored_is_a_draft_again(tmp_path, monkeypatch):
@@ -158,9 +159,29 @@ async def test_what_was_typed_while_a_message_is_stored_is_a_draft_again(tmp_pat
         press(app, *"second\nthird")
         await until(lambda: (draft := app.store.draft(chat.conversation.id)) is not None and draft.text == "third")
         go_on.set()
-        await ended(chat)
+        await all_ended(chat)
         await until(lambda: (draft := app.store.draft(chat.conversation.id)) is not None and draft.text == "third")
     app.store.close()
+
+
+async def test_the_first_draft_goes_however_late_another_thread_comes_to_it(tmp_path, monkeypatch):
+    """The first message is no draft any more, although its conversation has a newer draft by the time that is written."""
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting and not chat.switching)
+        chat.composer.insert("first")
+        chat.save_draft(now=True)
+        assert app.store.draft(None).text == "first"
+        late, spawn = [], chat.spawn
+        monkeypatch.setattr(chat, "spawn", lambda work, group, **more: late.append(work) if group == "draft" else spawn(work, group, **more))
+        await pilot.press("enter")
+        await ended(chat)
+        chat.composer.insert("second")
+        chat.save_draft()
+        for work in late:
+            await work
+        assert app.store.draft(None) is None and app.store.draft(chat.conversation.id).text == "second"
 
 
 async def test_a_first_message_whose_build_does_not_load_comes_back_before_what_was_typed_since(tmp_path, monkeypatch):
@@ -171,15 +192,14 @@ async def test_a_first_message_whose_build_does_not_load_comes_back_before_what_
         raise ValueError("planted")
 
     monkeypatch.setattr(app.host, "load", load)
-    async with app.run_test(size=(100, 30)) as pilot:
+    async with app.run_test(size=(100, 30)):
         chat = chat_of(app)
         await until(lambda: not chat.starting and chat.switching)
         press(app, *"first\nsecond")
         await until(lambda: chat.held == "first" and chat.composer.text == "second")
         go_on.set()
         await until(lambda: not chat.switching)
-        await pilot.pause()
-        assert chat.composer.text == "first\n\nsecond" and not chat.held
+        await until(lambda: chat.composer.text == "first\n\nsecond" and not chat.held)
 
 
 async def test_leaving_stores_a_draft_that_another_thread_was_to_write(tmp_path, monkeypatch):
@@ -193,6 +213,7 @@ async def test_leaving_stores_a_draft_that_another_thread_was_to_write(tmp_path,
             patch.setattr(chat, "spawn", lambda work, *_, **__: work.close())
             chat.save_draft()
         await pilot.press("ctrl+q")
+        await until(lambda: app.leaving)
         assert app.store.draft(None).text == "draft"
 
 
@@ -207,15 +228,16 @@ async def test_an_edit_gives_back_the_draft_whose_place_it_took(tmp_path):
         chat.begin_edit(chat.transcript.entries[-2])
         assert chat.composer.text == "first"
         await pilot.press("escape")
-        assert chat.composer.text == "a thought" and chat.editing is None
+        await until(lambda: chat.composer.text == "a thought" and chat.editing is None)
         chat.begin_edit(chat.transcript.entries[-2])
         chat.save_draft(now=True)
         chat.restore_draft(app.store.draft(chat.conversation.id))
         assert chat.composer.text == "first" and chat.editing == chat.transcript.entries[-2].message.id
         chat._finish = None
         press(app, *" changed\n")
-        await ended(chat)
-        assert questions(app) == ["first changed"] and chat.composer.text == "a thought"
+        await all_ended(chat)
+        await until(lambda: chat.composer.text == "a thought")
+        assert questions(app) == ["first changed"]
 
 
 async def test_a_stopped_message_comes_back_before_what_was_typed_since(tmp_path):
@@ -229,9 +251,8 @@ async def test_a_stopped_message_comes_back_before_what_was_typed_since(tmp_path
         await until(lambda: chat.composer.text == "since")
         await pilot.press("escape")
         await until(lambda: not chat.pump.running)
-        await pilot.pause()
         (question,) = [m for m in app.store.tree(chat.conversation.id) if m.role == "user"]
-        assert chat.composer.text == "go\n\nsince" and chat.editing == question.id
+        await until(lambda: chat.composer.text == "go\n\nsince" and chat.editing == question.id)
 
 
 @pytest.mark.parametrize("gap_s", [SLOW_S, FAST_S])
@@ -251,4 +272,5 @@ async def test_what_is_typed_behind_ctrl_o_reaches_the_filter(tmp_path, gap_s):
         await until(lambda: app.screen is chat)
         press(app, "ctrl+o", "slash", *"987654\n", gap_s=gap_s)
         await until(lambda: app.screen is chat and chat.conversation is not None)
+        await drawn(app)
         assert chat.conversation.title == "alpha" and chat.composer.text == ""

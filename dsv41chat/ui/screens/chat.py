@@ -379,7 +379,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             self.stop_turn()
         elif self.focused is not self.composer and not self.query_one(FindBar).display:
             self.composer.focus()
-        elif not (self.close_find() or self.cancel_switch() or self.cancel_edit()):
+        elif not (self.close_find() or self.cancel_switch() or self.just_stopped() or self.cancel_edit()):
             self.composer.focus()
 
     def action_interrupt(self) -> None:
@@ -391,6 +391,8 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             self.copy_text(self.composer.selected_text, "selection")
         elif self.pump.running:
             self.stop_turn()
+        elif self.just_stopped():
+            return
         elif self.composer.text:
             self.composer.reset()
             self.tell("Cleared; ctrl+Z brings it back.")

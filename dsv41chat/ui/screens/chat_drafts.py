@@ -25,6 +25,8 @@ class DraftActions:
     def init_drafts(self) -> None:
         self._draft_timer: Any = None
         self._newest_draft: tuple | None = None
+        # By conversation: the newest one of another does not make up for what this one's store still holds.
+        self._newest_of: dict[str | None, tuple] = {}
         self._stored_draft: tuple | None = None
         self._draft_lock = threading.Lock()
         self._completing = self._completing_for = ""
@@ -96,7 +98,7 @@ class DraftActions:
         # Leaving, it must be in the store: that another thread is to write it is not enough.
         if draft == (self._stored_draft if now else self._newest_draft):
             return
-        self._newest_draft = draft
+        self._newest_draft = self._newest_of[key] = draft
         if now:
             self._write_draft(draft)
         else:
@@ -104,10 +106,10 @@ class DraftActions:
 
     def _write_draft(self, draft: tuple) -> None:
         with self._draft_lock:
-            if draft is not self._newest_draft:
+            key, text, editing, meta = draft
+            if draft is not self._newest_of.get(key):
                 # A newer one waits behind this.
                 return
-            key, text, editing, meta = draft
             try:
                 self.app.store.save_draft(key, text, editing=editing, meta=meta)
                 self._stored_draft = draft
@@ -116,7 +118,7 @@ class DraftActions:
 
     def forget_first_draft(self) -> None:
         """What was written before there was a conversation is a message now."""
-        self._newest_draft = draft = (None, "", None, None)
+        self._newest_draft = self._newest_of[None] = draft = (None, "", None, None)
         self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
 
     def renew_draft(self) -> None:
@@ -124,6 +126,7 @@ class DraftActions:
         if not self.composer.text:
             return
         if self._newest_draft is not None and self._newest_draft[0] is not None:
+            self._newest_of.pop(self._newest_draft[0], None)
             self._newest_draft = self._stored_draft = None
         if self._draft_timer is None:
             self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)

@@ -19,6 +19,8 @@ from dsv41chat.ui.widgets.sidebar import Sidebar
 
 STATUS_S = 0.2
 SECOND_STOP_S = 3.0
+NEVER = float("-inf")
+STOPPED_S = 1.0  # a key pressed twice to stop must not act on what is there once it has stopped
 WAITING = "waiting"  # the notice that says what is not answered or not sent
 
 
@@ -29,6 +31,7 @@ class TurnActions:
         self.status = Status()
         self.pump = TurnPump(self.app.controller, self.turn_events, self.turn_ended)
         self.queue: list[Any] = []
+        self._told_queue = ""
         self.held = ""
         self._queued_loading = self._sent_after = False
         self._pending: Entry | None = None
@@ -37,7 +40,7 @@ class TurnActions:
         self._sent_queue_id: int | None = None
         self._failure: Failed | None = None
         self._finish: Finished | None = None
-        self._stop_at = 0.0
+        self._stop_at, self._stopped_at, self._stopped_text = 0.0, NEVER, ""
         self._status_at = 0.0
 
     # Sending ------------------------------------------------------------------------------------------------------------
@@ -198,11 +201,16 @@ class TurnActions:
             else:
                 self.transcript.drop(answer)
         self._answer = None
-        normal = finish is not None and finish.finish != "cancelled"
+        stopped = finish is not None and finish.finish == "cancelled"
+        normal = finish is not None and not stopped
         if failure is not None:
             self._show_failure(failure, answer)
-        elif finish is not None and finish.finish == "cancelled" and finish.message is None:
+        elif stopped and finish.message is None:
             self._give_back()
+            # What was sent behind it waits: whether it goes off before the message that is being written again is the user's to say.
+            self._sent_after = False
+        if stopped:
+            self._stopped_at, self._stopped_text = time.monotonic(), self.composer.text
         self.spawn(self.refreshed(), "refresh")
         self.show_status()
         self.show_keys()
@@ -267,6 +275,12 @@ class TurnActions:
         self.pump.cancel()
         self.show_status()
 
+    def just_stopped(self) -> bool:
+        """Whether a turn was stopped a moment ago and nothing was written since: another Esc or ctrl+C was meant for it."""
+        if self.composer.text != self._stopped_text:
+            self._stopped_at = NEVER
+        return time.monotonic() - self._stopped_at < STOPPED_S
+
     # Queue --------------------------------------------------------------------------------------------------------------
 
     def _hold(self, text: str) -> None:
@@ -294,8 +308,8 @@ class TurnActions:
             self.tell(str(error), "error")
             return
         self._queued_loading = self._queued_loading or self.switching
-        # The answer is whole on the screen; only its turn is not over yet.
-        self._sent_after = self._sent_after or self._finish is not None
+        # The answer is whole on the screen, or was told to stop; only its turn is not over yet.
+        self._sent_after = self._sent_after or self._finish is not None or (self.status.stopping and not self.queue)
         self.composer.remember(text)
         self.composer.reset()
         self.reload_queue()
@@ -307,6 +321,10 @@ class TurnActions:
             self.tell(str(error), "error")
 
     def show_queue(self, queue: list[Any]) -> None:
+        if [item.id for item in queue] != [item.id for item in self.queue]:
+            # What was said about the queue is over, or of another conversation.
+            for toast in [toast for toast in self.app._notifications if toast.message == self._told_queue]:
+                self.app._unnotify(toast)
         self.queue = list(queue)
         texts = [self.held] if self.held else [item.text for item in self.queue]
         self.status.queued = len(texts)
@@ -318,7 +336,8 @@ class TurnActions:
         self.show_status()
 
     def tell_queue(self) -> None:
-        self.tell(f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back.")
+        self._told_queue = f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back."
+        self.tell(self._told_queue)
 
     def recall_queued(self) -> None:
         """Up in an empty composer takes the newest waiting message back."""

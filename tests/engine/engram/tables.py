@@ -136,11 +136,11 @@ class SlowDisk(LinuxLayer):
         """Let the reader's threads do all they can do now, then let time pass, as computing does."""
         idle = threading.Event()
         reader.runner.lane.submit(idle.set, urgent=False)
-        assert idle.wait(30)
+        assert idle.wait(120)
         barrier = threading.Barrier(WORKERS + 1)
         for _ in range(WORKERS):
-            reader.runner.paths.pool.submit(barrier.wait, 30)
-        barrier.wait(30)
+            reader.runner.paths.pool.submit(barrier.wait, 120)
+        barrier.wait(120)
         with self._lock:
             self.now += seconds
 
@@ -176,7 +176,7 @@ class GatedDisk(LinuxLayer):
 
     def take(self, rows, ids, out):
         self.entered.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(120)
         super().take(rows, ids, out)
 
 

@@ -88,7 +88,7 @@ def test_cancel_does_not_wait_for_reads_and_frees_the_buffers(specs, urgent, n):
     reader = EngramReader.open(specs, EngramSettings(path="pool", scales="mapped"), os_layer=disk)
     ids = np.random.default_rng(0).integers(0, ROWS, (2, n, 24))
     ticket = reader.stage(ids, urgent=urgent)
-    assert disk.entered.wait(30)
+    assert disk.entered.wait(120)
     ticket.cancel()  # returns although no read can end
     with pytest.raises(Cancelled):
         ticket.rows(0)
@@ -103,8 +103,8 @@ def test_cancel_does_not_wait_for_reads_and_frees_the_buffers(specs, urgent, n):
 def test_cancelled_read_ahead_is_dropped_from_the_queue(specs):
     reader = open_slow(specs, path="advise")
     gate, entered = threading.Event(), threading.Event()
-    reader.runner.lane.submit(lambda: (entered.set(), gate.wait(10)), urgent=True)
-    entered.wait(10)
+    reader.runner.lane.submit(lambda: (entered.set(), gate.wait(120)), urgent=True)
+    entered.wait(120)
     ticket = reader.prefetch(np.random.default_rng(0).integers(0, ROWS, (2, 300, 24)))
     ticket.cancel()
     gate.set()
@@ -116,8 +116,8 @@ def test_cancelled_read_ahead_is_dropped_from_the_queue(specs):
 
 def test_lane_runs_urgent_jobs_first():
     lane, order, gate, entered = Lane(), [], threading.Event(), threading.Event()
-    lane.submit(lambda: (entered.set(), gate.wait(10)), urgent=True)
-    entered.wait(10)
+    lane.submit(lambda: (entered.set(), gate.wait(120)), urgent=True)
+    entered.wait(120)
     for name, urgent in (("a", False), ("b", True), ("c", False), ("d", True)):
         lane.submit(lambda name=name: order.append(name), urgent)
     gate.set()
@@ -226,9 +226,9 @@ def test_an_idle_lane_ends_and_starts_again(monkeypatch):
     for _ in range(2):
         ran.clear()
         lane.submit(ran.set, urgent=False)
-        assert ran.wait(10)
+        assert ran.wait(120)
         thread = lane._thread
         if thread is not None:
-            thread.join(10)
+            thread.join(120)
         assert lane._thread is None
     lane.close()

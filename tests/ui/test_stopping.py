@@ -1,0 +1,142 @@
+"""Esc and ctrl+C while a prompt is read or an answer streams: what is kept, what the lines around it say, what goes on afterwards."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.ui.fakes import Script
+from tests.ui.tui import chat_of, ended, make_app, screen_text, until
+
+
+async def stopped_in_prefill(pilot, chat, text: str = "word " * 200) -> int:
+    """Sends `text` and stops when some of it was read; returns how many tokens."""
+    chat.composer.insert(text)
+    await pilot.press("enter")
+    await until(lambda: chat.status.prefilled >= 128)
+    await pilot.press("escape")
+    await ended(chat)
+    return chat._finish.usage["prefilled_tokens"]
+
+
+async def test_the_status_line_says_what_was_read_before_the_stop(tmp_path):
+    app = make_app(tmp_path, Script(prefill_s=0.05))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        read = await stopped_in_prefill(pilot, chat)
+        assert 128 <= read < 800, "the prompt has a thousand tokens"
+        await until(lambda: [int(shown.replace(",", "")) for shown in re.findall(r"cached 0 \+([\d,]+)", screen_text(app))] == [read])
+
+
+@pytest.mark.parametrize("where", ["new", "other"])
+async def test_the_notice_about_a_queue_stays_with_its_conversation(tmp_path, where):
+    app = make_app(tmp_path, Script(answer="word " * 2000, delay_s=0.01))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        other = app.store.new_conversation("the other one").id
+        chat.composer.insert("question")
+        await pilot.press("enter")
+        await until(lambda: chat.status.answer > 3)
+        chat.composer.insert("waits")
+        await pilot.press("enter")
+        await until(lambda: len(chat.queue) == 1)
+        await pilot.press("escape")
+        await until(lambda: any("1 queued: send" in toast.message for toast in app._notifications))
+        await until(lambda: "1 queued: send" in screen_text(app))
+        chat.tell("something else")
+        await until(lambda: any(toast.message == "something else" for toast in app._notifications))
+        key = chat.conversation.id
+        if where == "new":
+            await pilot.press("ctrl+n")
+        else:
+            assert await chat.open_conversation(other)
+        await until(lambda: chat.conversation is None or chat.conversation.id == other)
+        await until(lambda: [toast.message for toast in app._notifications] == ["something else"])
+        await until(lambda: "queued" not in screen_text(app))
+        assert await chat.open_conversation(key)
+        await until(lambda: any("1 queued: send" in toast.message for toast in app._notifications))
+
+
+async def streaming(pilot, app, text: str = "question"):
+    """The chat while an answer streams."""
+    chat = chat_of(app)
+    await until(lambda: app.host.engine is not None and not chat.switching)
+    chat.composer.insert(text)
+    await pilot.press("enter")
+    await until(lambda: chat._answer is not None and bool(chat._answer.text))
+    return chat
+
+
+def stop_and_send(chat, text: str) -> None:
+    """Esc, `text` and Enter before the turn has stopped."""
+    chat.action_escape()
+    assert chat.pump.running and chat.status.stopping
+    chat.composer.insert(text)
+    chat.composer.submit()
+
+
+@pytest.mark.parametrize("older", [False, True])
+async def test_what_is_sent_behind_esc_goes_off_when_the_answer_has_stopped(tmp_path, older):
+    """Unless something waited before: then the queue waits for its user, as after every stop."""
+    app = make_app(tmp_path, Script(answer="word " * 400, delay_s=0.02))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = await streaming(pilot, app)
+        if older:
+            chat.submit("older")
+            assert [item.text for item in chat.queue] == ["older"]
+        stop_and_send(chat, "next")
+        await until(lambda: chat._finish is not None and chat._finish.finish == "cancelled" or chat._sent == "next")
+        asked = lambda: [m.text for m in app.store.path_to(chat.leaf_id) if m.role == "user"]
+        if older:
+            await until(lambda: not chat.pump.running)
+            await pilot.pause(0.2)
+            assert [item.text for item in chat.queue] == ["older", "next"] and asked() == ["question"]
+        else:
+            await until(lambda: asked() == ["question", "next"])
+            app.host.engine.script.delay_s = 0
+            await until(lambda: not chat.pump.running)
+            answers = [m for m in app.store.path_to(chat.leaf_id) if m.role == "assistant"]
+            assert [m.state for m in answers] == ["stopped", "complete"] and not chat.queue
+
+
+async def test_what_is_sent_behind_esc_waits_where_the_stopped_message_comes_back(tmp_path):
+    app = make_app(tmp_path, Script(prefill_s=0.2))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        chat.composer.insert("long " * 100)
+        await pilot.press("enter")
+        await until(lambda: chat.status.prefilled > 0)
+        stop_and_send(chat, "next")
+        await until(lambda: not chat.pump.running)
+        await pilot.pause(0.2)
+        assert not chat.pump.running and [item.text for item in chat.queue] == ["next"]
+        assert chat.composer.text == "long " * 100 and chat.editing is not None
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+async def test_a_key_pressed_again_to_stop_takes_nothing_away(tmp_path, monkeypatch, key):
+    """What was typed while the answer streamed, the message that came back, and the program stay."""
+    monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 3600.0)
+    app = make_app(tmp_path, Script(answer="word " * 400, delay_s=0.01))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = await streaming(pilot, app)
+        chat.composer.insert("half typed")
+        await pilot.press(key)
+        await until(lambda: not chat.pump.running)
+        await pilot.press(key, key, key)
+        await pilot.pause()
+        assert app.is_running and app._exit is False and chat.composer.text == "half typed"
+        chat.composer.reset()
+        app.host.engine.script.prefill_s = 0.05
+        text = "word " * 200
+        await stopped_in_prefill(pilot, chat, text)
+        await pilot.press(key, key)
+        assert app._exit is False and chat.composer.text == text and chat.editing is not None
+        # A moment later the keys are what they always are.
+        monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 0.0)
+        await pilot.press(key)
+        assert chat.composer.text == ""
