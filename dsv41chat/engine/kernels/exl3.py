@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS
 from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import compiled_rows
 from dsv41chat.engine.kernels.routes import Declined
@@ -108,10 +109,11 @@ class Exl3TensorMatvec(Exl3Matvec):
         """x -> uint32: its rows as the products take them, one for each matrix on a row.
 
         Turning inputs in each group that uses them would save this launch, and costs more: groups would begin to wait when others end."""
-        (n, width), p = x.shape, self.products
-        constants, grid = {"K": width, "XF": int(x.dtype == mx.float32), "P": p}, (width // BLOCK, n, p)
-        outputs = [((n, p * width // BLOCK * BLOCK_WORDS), mx.uint32)]
-        return self.backend.run(EXL3_SPLIT, [x, self.suh, self.second.suh], constants, grid, 32, outputs)[0]
+        (n, width), p, scales = x.shape, self.products, (self.suh, self.second.suh)
+        constants, grid = {"K": width, "XF": int(x.dtype == mx.float32), "P": p, "P2": 0, "P3": 0}, (width // BLOCK, n, p)
+        # What a recorded step may turn besides (`fewer`) is not there.
+        outputs = [((n, p * width // BLOCK * BLOCK_WORDS), mx.uint32), *[((SMALL_ELEMENTS,), mx.uint32)] * 2]
+        return self.backend.run(EXL3_SPLIT, [x, *scales * 3], constants, grid, 32, outputs)[0]
 
     def outputs_of(self, xh: mx.array, n: int, dtype: mx.Dtype) -> mx.array:
         """The result for `turned` rows."""

@@ -16,7 +16,7 @@ from dsv41chat.engine.kernels.finish import Rounding
 from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, number
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.sites import bare
-from dsv41chat.engine.kernels.text_exl3_join import EXL3_JOIN_TURN, EXL3_LATENT, EXL3_QUERIES
+from dsv41chat.engine.kernels.text_exl3_join import EXL3_JOIN_TURN, EXL3_LATENT, EXL3_QUERIES, EXL3_RAW
 from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.exl3 import Exl3GroupedLinear, Exl3Linear, Exl3Stack
@@ -84,6 +84,26 @@ class Exl3Output:
         outputs = [((n, blocks * BLOCK_WORDS), mx.uint32)]
         (xh,) = self.backend.run(EXL3_JOIN_TURN, inputs, constants, (blocks, n, 1), 32, outputs)
         return last.outputs_of(xh, n, mx.bfloat16)
+
+
+class Exl3RawRows:
+    """`raw_rows` of a compressor that pools: (x bfloat16 [n, D], positions int32 [n] with a table) -> value and gate rows float32 [n, 2, width]."""
+
+    def __init__(self, backend: Backend, value: Any, gate: Any, table: mx.array | None, processors: int = PROCESSORS):
+        """table float32 [r, width]: row positions[m] % r of it is added to the gate of row m. Raises Declined."""
+        pair = _plain(backend, value, gate)
+        self.backend, self.both = backend, Exl3TensorMatvec(backend, pair[0], processors=processors, second=pair[1])
+        self.width, self.table, self.places = pair[0].svh.shape[0], table, mx.arange(MOST_ROWS)
+        if pair[1].svh.shape[0] != self.width:
+            raise Declined(f"value and gate have {self.width} and {pair[1].svh.shape[0]} outputs")
+        self.scales = mx.concatenate([m.svh for m in pair])
+        self.constants = {"W": self.both.total, "KZ": self.both.parts, "AR": 0 if table is None else table.shape[0]}
+
+    def __call__(self, x: mx.array, positions: mx.array | None = None) -> mx.array:
+        n, both = x.shape[0], self.both
+        added = (self.places, self.places) if self.table is None else (self.table, positions)
+        inputs, grid = [both.sums(both.turned(x), n), self.scales, *added, self.places, number(n)], (both.total // BLOCK, n, 1)
+        return self.backend.run(EXL3_RAW, inputs, self.constants, grid, 32, [((n, 2, self.width), mx.float32)])[0]
 
 
 class Exl3Queries:

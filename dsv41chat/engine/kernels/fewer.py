@@ -13,11 +13,13 @@ from dataclasses import replace
 from dsv41chat.engine.kernels.recorder import Launch, Memory, Place, Tape
 from dsv41chat.engine.kernels.text_attend_tensor import TENSOR_MERGE
 from dsv41chat.engine.kernels.text_exl3_experts import EXL3_SUM
-from dsv41chat.engine.kernels.text_exl3_join import EXL3_JOIN, EXL3_LATENT
+from dsv41chat.engine.kernels.text_exl3_join import EXL3_JOIN, EXL3_LATENT, EXL3_RAW
 from dsv41chat.engine.kernels.text_exl3_tensor import EXL3_SPLIT
 from dsv41chat.engine.kernels.text_hyper import HYPER_JOINED, HYPER_SPREAD
 from dsv41chat.engine.kernels.text_step import SCATTER
 
+# Texts that put rows where a list says: which of their inputs it is, and which of their outputs has the rows.
+_PLACES = {EXL3_LATENT: (9, 2), EXL3_RAW: (4, 0)}
 # Words that a text asks for and does not touch.
 _NOTHING = 32
 
@@ -35,6 +37,8 @@ class _Rewritten:
         # By memory: who reads or writes it, and who writes it last.
         self.users: dict[Memory, set[int]] = {}
         self.writer: dict[Memory, int] = {}
+        # By rows that are turned: the launch that does it.
+        self.turns: dict[tuple, int] = {}
         for i, launch in enumerate(tape.launches):
             for place in (*launch.inputs, *launch.outputs):
                 self.users.setdefault(place.memory, set()).add(i)
@@ -51,9 +55,12 @@ class _Rewritten:
     # rules, of the launch i that reads what another left
 
     def _turn(self, i: int, split: Launch) -> None:
-        """Rows are turned by what makes them. The sums of a row's query leave the query itself, too, and can turn it once more."""
-        x, scale, _ = split.inputs
-        if split.constants["P"] != 1 or split.constants["XF"] or (found := self._before(i, x)) is None:
+        """Rows are turned by what makes them, else together with other turns of the same rows. The sums of a row's query leave the query itself,
+        too, and can turn it once more."""
+        x, scale, *_ = split.inputs
+        found = self._before(i, x)
+        if found is None or split.constants["P"] != 1 or split.constants["XF"]:
+            self._beside(i, split)
             return
         made, launch = found
         if launch.kernel is TENSOR_MERGE and launch.constants["C"] % 128 == 0 and self._alone(x.memory, made, i):
@@ -61,19 +68,37 @@ class _Rewritten:
         elif launch.kernel is EXL3_LATENT and launch.outputs[0].memory is x.memory and launch.groups[0] == 2:
             turned = dict(groups=(3, *launch.groups[1:]), inputs=_with(launch.inputs, {6: scale}), outputs=(*launch.outputs[:3], split.outputs[0]))
         else:
+            self._beside(i, split)
             return
         self.launches[made], self.launches[i] = replace(launch, **turned), None
 
+    def _beside(self, i: int, split: Launch) -> None:
+        """One launch turns rows for up to three products, or pairs of them."""
+        x, part = split.inputs[0], sum(part <= i for part in self.parts)
+        if x.memory.kind not in ("scratch", "given", "fixed"):
+            return
+        first = self.turns.setdefault((x.memory, x.at, split.constants["XF"], part), i)
+        if first == i or self.launches[first].constants["P3"]:
+            self.turns[x.memory, x.at, split.constants["XF"], part] = i
+            return
+        launch, c = self.launches[first], self.launches[first].constants
+        k, p = 2 if c["P2"] else 1, split.constants["P"]
+        inputs = _with(launch.inputs, {1 + 2 * k: split.inputs[1], 2 + 2 * k: split.inputs[2]})
+        groups = *launch.groups[:2], launch.groups[2] + p
+        changed = replace(launch, constants={**c, f"P{k + 1}": p}, inputs=inputs, outputs=_with(launch.outputs, {k: split.outputs[0]}), groups=groups)
+        self.launches[first], self.launches[i] = changed, None
+
     def _place(self, i: int, scatter: Launch) -> None:
-        """The latents of new rows go to their places in the ring at once, if nobody looks at it before they would."""
+        """New rows go to their places in a ring at once, if nobody looks at it before they would."""
         (rows, at), (ring,) = scatter.inputs, scatter.outputs
-        if (found := self._before(i, rows)) is None or found[1].kernel is not EXL3_LATENT:
+        if (found := self._before(i, rows)) is None or found[1].kernel not in _PLACES or not self._alone(rows.memory, found[0], i):
             return
         made, launch = found
+        where, result = _PLACES[launch.kernel]
         between = [x for x in self.launches[made:i] if x is not None]
         seen = any(p.memory is ring.memory for x in between for p in (*x.inputs, *x.outputs))
-        if launch.outputs[2].memory is rows.memory and self._alone(rows.memory, made, i) and not seen:
-            changed = replace(launch, inputs=_with(launch.inputs, {9: at}), outputs=_with(launch.outputs, {2: ring}))
+        if launch.outputs[result].memory is rows.memory and not seen:
+            changed = replace(launch, inputs=_with(launch.inputs, {where: at}), outputs=_with(launch.outputs, {result: ring}))
             self.launches[made], self.launches[i] = changed, None
 
     def _join(self, i: int, spread: Launch) -> None:

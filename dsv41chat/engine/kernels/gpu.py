@@ -24,7 +24,7 @@ from dsv41chat.engine.kernels.attend import Attend, TensorAttend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.dialect import Kernel, kernel_name
 from dsv41chat.engine.kernels.exl3 import exl3_product
-from dsv41chat.engine.kernels.exl3_chains import Exl3Output, Exl3Project, Exl3Queries
+from dsv41chat.engine.kernels.exl3_chains import Exl3Output, Exl3Project, Exl3Queries, Exl3RawRows
 from dsv41chat.engine.kernels.exl3_experts import Exl3Experts
 from dsv41chat.engine.kernels.experts import TensorExperts
 from dsv41chat.engine.kernels.finish import FP4_SCALED, FP4_UE8M0, FP8_UE8M0, NO_ROUNDING, V4_FP4, Finish, Rounding, v4_fp8
@@ -315,11 +315,13 @@ def _turned_queries(backend: Backend, site: Site) -> Callable:
 def _raw_rows(backend: Backend, site: Site) -> Callable:
     """Value and gate rows of a compressor that pools."""
     _bfloat16(site)
-    o = site.owner
+    o, value = site.owner, bare(site.owner.wkv)
     if o.wgate is None:
-        return _few(product(backend, narrowed(bare(o.wkv))), site.stock)
-    pair = narrowed(bare(o.wkv)), narrowed(bare(o.wgate))
+        return _few(exl3_product(backend, value) if isinstance(value, Exl3Linear) else product(backend, narrowed(value)), site.stock)
     table = getattr(o, "ape", None)
+    if isinstance(value, Exl3Linear):
+        return _few(Exl3RawRows(backend, value, o.wgate, table), site.stock)
+    pair = narrowed(value), narrowed(bare(o.wgate))
     many = _rows(backend, pair[0], site.stock, pair[1], table, True)
     return _few(pair_product(backend, *pair, mx.float32, table, split=True), many)
 

@@ -132,6 +132,34 @@ EXL3_LATENT = Kernel(
     early=True,
 )
 
+# Value and gate rows of a compressor, W / 2 each, whose scales lie one after the other in svh -> out fp32 [*, W]: row m to row at[m], none where
+# at[m] < 0. AR: row positions[m] % AR of table fp32 [AR, W / 2] is added to the gate. Groups (W / 128, rows) of 32 threads.
+EXL3_RAW = Kernel(
+    "exl3_raw",
+    ("parts", "svh", "table", "positions", "at", "dims"),
+    ("out",),
+    r"""
+  const u32 column = gx * 128 + lane * 4;
+  float v[4], back[4];
+  half4(svh, column, back);
+  AFTER();
+  const int to = at[gy];
+  joined4<KZ, W>(parts, (u32)dims[0], gy, column, v);
+  turn128(v, lane);
+  UNROLL for (int i = 0; i < 4; i++) v[i] *= back[i];
+  if (AR && column >= W / 2) {
+    float a[4];
+    loadn<4, 1>((const u32*)table, (u64)((u32)positions[gy] % (AR ? AR : 1)) * (W / 2) + column - W / 2, a);
+    UNROLL for (int i = 0; i < 4; i++) v[i] += a[i];
+  }
+  const float4 o = {v[0], v[1], v[2], v[3]};
+  if (to >= 0) *(float4*)(out + (u64)to * W + column) = o;
+""",
+    MIX + JOINED,
+    only="cuda",
+    early=True,
+)
+
 # Index queries, heads of 128 channels, W of all -> out bf16 [rows, W]: rotated, through the Hadamard matrix (MIXED), rounded as in FINISH_ROWS.
 # Groups (W / 128, rows) of 32 threads.
 EXL3_QUERIES = Kernel(

@@ -277,21 +277,23 @@ template <int BIAS, int OF> FN void finish4(float* v, const u16* svh, const u16*
 }
 """
 
-# As EXL3_ROTATE, with the result for the matrix unit: xh uint32 [M, P, K / 128 * BLOCK_WORDS], turned for P = 1 or 2 products (suh, suh2). Groups
-# (K / 128, M, P) of 32 threads.
+# As EXL3_ROTATE, with the result for the matrix unit: xh uint32 [M, P, K / 128 * BLOCK_WORDS], turned for P = 1 or 2 products on the row (suh, suh2).
+# P2 and P3, 0 to 2: as many more for products whose rows lie elsewhere (suh3, suh4 and suh5, suh6). Groups (K / 128, M, P + P2 + P3) of 32 threads.
 EXL3_SPLIT = Kernel(
     "exl3_split",
-    ("x", "suh", "suh2"),
-    ("xh",),
+    ("x", "suh", "suh2", "suh3", "suh4", "suh5", "suh6"),
+    ("xh", "xh2", "xh3"),
     r"""
-  const u32 at = gx * 128 + lane * 4;
-  const u16* scale = (const u16*)(gz ? suh2 : suh) + at;
+  const u32 at = gx * 128 + lane * 4, set = gz < P ? 0 : gz < P + P2 ? 1 : 2, z = gz - (set == 0 ? 0 : set == 1 ? P : P + P2);
+  const u16* first = (const u16*)(set == 0 ? suh : set == 1 ? suh3 : suh5);
+  const u16* other = (const u16*)(set == 0 ? suh2 : set == 1 ? suh4 : suh6);
+  const u16* scale = (z ? other : first) + at;
   float v[4];
   loadn<4, XF>((const u32*)x, (u64)gy * K + at, v);
   UNROLL for (int i = 0; i < 4; i++) v[i] *= h2f(scale[i]);
   mix128(v, lane);
   UNROLL for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f;
-  put4(xh, ((u64)gy * P + gz) * (K / 128) + gx, lane, v);
+  put4(set == 0 ? xh : set == 1 ? xh2 : xh3, ((u64)gy * (set == 0 ? P : set == 1 ? P2 : P3) + z) * (K / 128) + gx, lane, v);
 """,
     MIX + SPLIT,
     only="cuda",

@@ -34,18 +34,18 @@ def trellises(name: str):
     return p.plain("BF16") if "compressor" in name or "indexer.wk" in name else one_width(name)
 
 
-def small(family: str, folder):
-    """With the streams that the kernels have, and queries wider than latents."""
+def small(family: str, folder, full: bool = False):
+    """With the streams that the kernels have, and queries wider than latents. full: compressors are trellises too."""
     outer = copy.deepcopy(p.CONFIGS[family])
     outer.get("text_config", outer).update(hc_mult=4, q_lora_rank=256, index_n_heads=2)
-    parts, _ = p.encode(p.tensors(family, outer), trellises)
+    parts, _ = p.encode(p.tensors(family, outer), one_width if full else trellises)
     p.write(folder, outer, p.flat(wo_a_slices(parts)), family=family)
     return build_trunk(open_pack(folder), dtype=mx.bfloat16, packed=True)
 
 
-@pytest.fixture(scope="module", params=["v41", "v4"])
+@pytest.fixture(scope="module", params=[("v41", False), ("v41", True), ("v4", True)], ids=lambda way: f"{way[0]}{' full' * way[1]}")
 def trunk(request, tmp_path_factory):
-    return put(small(request.param, tmp_path_factory.mktemp(request.param)))
+    return put(small(request.param[0], tmp_path_factory.mktemp("pack"), request.param[1]))
 
 
 def test_rows_have_the_bits_of_built_steps(trunk):
