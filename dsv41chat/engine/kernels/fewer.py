@@ -19,7 +19,7 @@ from dsv41chat.engine.kernels.text_hyper import HYPER_JOINED, HYPER_SPREAD
 from dsv41chat.engine.kernels.text_step import SCATTER
 
 # Texts that put rows where a list says: which of their inputs it is, and which of their outputs has the rows.
-_PLACES = {EXL3_LATENT: (9, 2), EXL3_RAW: (4, 0)}
+_PLACES = {EXL3_LATENT.base: (9, 2), EXL3_RAW.base: (4, 0)}
 # Words that a text asks for and does not touch.
 _NOTHING = 32
 
@@ -91,13 +91,13 @@ class _Rewritten:
     def _place(self, i: int, scatter: Launch) -> None:
         """New rows go to their places in a ring at once, if nobody looks at it before they would."""
         (rows, at), (ring,) = scatter.inputs, scatter.outputs
-        if (found := self._before(i, rows)) is None or found[1].kernel not in _PLACES or not self._alone(rows.memory, found[0], i):
+        if (found := self._before(i, rows)) is None or found[1].kernel.base not in _PLACES or not self._alone(rows.memory, found[0], i):
             return
         made, launch = found
-        where, result = _PLACES[launch.kernel]
+        where, result = _PLACES[launch.kernel.base]
         between = [x for x in self.launches[made:i] if x is not None]
         seen = any(p.memory is ring.memory for x in between for p in (*x.inputs, *x.outputs))
-        if launch.outputs[result].memory is rows.memory and not seen:
+        if launch.outputs[result].memory is rows.memory and rows.dtype == ring.dtype and not seen:
             changed = replace(launch, inputs=_with(launch.inputs, {where: at}), outputs=_with(launch.outputs, {result: ring}))
             self.launches[made], self.launches[i] = changed, None
 
