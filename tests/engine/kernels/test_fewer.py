@@ -68,7 +68,7 @@ def test_rows_have_the_bits_of_built_steps(family, full, tmp_path):
     """Alone and in windows, past groups that close and past choices among entries."""
     trunk = put(small(family, tmp_path, full))
     ids = list(tokens(trunk.config.vocab_size, 40))
-    cuts = [PROMPT, *range(PROMPT + 1, 20), 23, 30]
+    cuts = [PROMPT, *range(PROMPT + 1, 16), 19, 26]
     want, built, _ = feed(trunk, ids, cuts, recorded=False)
     trunk.routes.replay.player.played.clear()
     got, target, _ = feed(trunk, ids, cuts)
