@@ -221,6 +221,8 @@ TENSOR_MERGE = Kernel(
   const int SP = (W + (POOL ? dims[0] : 0) + CH - 1) / CH;
   const float* O = po + ((u64)gy * H + head) * SP * C + (ch < C ? ch : 0);
   const float2* S = (const float2*)pm + ((u64)gy * H + head) * SP;
+  float factor[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (TURN && sg == 0) UNROLL for (int i = 0; i < 4; i++) factor[i] = h2f(((const u16*)suh)[head * C + ch + i]);
   float4 t[MOST], a = {0.0f, 0.0f, 0.0f, 0.0f};
   UNROLL for (int i = 0; i < MOST; i++) { const int s = i * NM + (int)sg; t[i] = *(const float4*)(O + (u64)(s < SP ? s : 0) * C); }
   float top = sk, z = 0.0f;
@@ -267,7 +269,7 @@ TENSOR_MERGE = Kernel(
       }
     }
     if (TURN) {
-      UNROLL for (int i = 0; i < 4; i++) v[i] = rbf(v[i]) * h2f(((const u16*)suh)[head * C + ch + i]);
+      UNROLL for (int i = 0; i < 4; i++) v[i] = rbf(v[i]) * factor[i];
       mix128(v, lane);
       UNROLL for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f;
       put4(xh, (u64)gy * (H * C / 128) + gx, lane, v);

@@ -288,15 +288,18 @@ EXL3_SPLIT = Kernel(
   const u16* first = (const u16*)(set == 0 ? suh : set == 1 ? suh3 : suh5);
   const u16* other = (const u16*)(set == 0 ? suh2 : set == 1 ? suh4 : suh6);
   const u16* scale = (z ? other : first) + at;
-  float v[4];
+  float v[4], factor[4];
+  UNROLL for (int i = 0; i < 4; i++) factor[i] = h2f(scale[i]);
+  AFTER();
   loadn<4, XF>((const u32*)x, (u64)gy * K + at, v);
-  UNROLL for (int i = 0; i < 4; i++) v[i] *= h2f(scale[i]);
+  UNROLL for (int i = 0; i < 4; i++) v[i] *= factor[i];
   mix128(v, lane);
   UNROLL for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f;
   put4(set == 0 ? xh : set == 1 ? xh2 : xh3, ((u64)gy * (set == 0 ? P : set == 1 ? P2 : P3) + z) * (K / 128) + gx, lane, v);
 """,
     MIX + SPLIT,
     only="cuda",
+    early=True,
 )
 
 # Of G matrices side by side, or of one with N outputs and one with N2 on the same row, in groups ((N + N2) / 128, KZ, G) of 128 * KS threads:

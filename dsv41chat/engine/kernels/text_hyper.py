@@ -98,7 +98,11 @@ HYPER_JOINED = Kernel(
     ("hn", "xc", "part"),
     _spread(
         "joined[(d0 & 127u) + d]",
-        "  AFTER();\n",
+        r"""
+  float back[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (TURN && sg == 7) UNROLL for (int i = 0; i < 4; i++) back[i] = h2f(((const u16*)svh)[(d0 & ~127u) + lane * 4 + i]);
+  AFTER();
+""",
         r"""
   SHM float joined[128];
   if (sg == 7) {
@@ -111,7 +115,7 @@ HYPER_JOINED = Kernel(
     if (TURN) {
       mix128(v, lane);
       UNROLL for (int i = 0; i < 4; i++) {
-        v[i] = v[i] * 0.08838834764831845f * h2f(((const u16*)svh)[column + i]);
+        v[i] = v[i] * 0.08838834764831845f * back[i];
         if (BIAS) v[i] += h2f(((const u16*)bias)[column + i]);
       }
     }

@@ -204,7 +204,7 @@ FAULTS = {
     "the slots of another row": ("slots of experts where they are spread", [rules], "HYPER_JOINED", "(u64)gy * KZ + z", "(u64)z"),
     "a shared expert that is lost": ("slots and a shared expert", [rules], "HYPER_JOINED", "if (ADD)", "if (!ADD)"),
     "no rounding in between": ("slots and a shared expert", [rules], "HYPER_JOINED", "= rbf(v[i]);", "= v[i];"),
-    "attention that is not rounded": ("attention that is turned", [rules, attend], "TENSOR_MERGE", "rbf(v[i]) * h2f(", "v[i] * h2f("),
+    "attention that is not rounded": ("attention that is turned", [rules, attend], "TENSOR_MERGE", "rbf(v[i]) * factor[i]", "v[i] * factor[i]"),
     "scales of another head": ("attention that is turned", [rules, attend], "TENSOR_MERGE", "[head * C + ch + i]", "[ch + i]"),
     "rows where they were": ("rows that go to their rings", [exl3_chains], "EXL3_RAW", "(u64)to * W", "(u64)gy * W"),
     "a latent where it was": ("rows that go to their rings", [rules, exl3_chains], "EXL3_LATENT", "(u64)to * C", "(u64)gy * C"),
