@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import mlx.core as mx
 
-from dsv41chat.engine.kernels.dialect import float_bits
+from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS, float_bits
 from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, number
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_attend import ATTEND_MERGE, ATTEND_SPLIT
@@ -120,6 +120,8 @@ class TensorAttend(_Listed):
         pieces = -(-(self.window + (entries or 0)) // _TENSOR_PIECE)
         grid, split = (pieces, -(-self.heads // 16), n), {**constants, **self.head_constants}
         partial, weights = self.backend.run(TENSOR_ATTEND, inputs, split, grid, self.channels // 2, self._partial(n, pieces))
-        inputs, merge = [partial, weights, self.sink, dims, cos, sin], {**constants, "NM": _MERGERS, "MOST": _ON_THE_WAY}
+        # What a recorded step may want besides (`fewer`) is not there.
+        merge = {**constants, "NM": _MERGERS, "MOST": _ON_THE_WAY, "TURN": 0}
+        inputs, outputs = [partial, weights, self.sink, dims, cos, sin, self.sink], [*self._result(n), ((SMALL_ELEMENTS,), mx.uint32)]
         grid = self.heads * -(-self.channels // 128), n, 1
-        return self.backend.run(TENSOR_MERGE, inputs, merge, grid, 32 * _MERGERS, self._result(n))[0]
+        return self.backend.run(TENSOR_MERGE, inputs, merge, grid, 32 * _MERGERS, outputs)[0]

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS
 from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import compiled_rows
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_exl3 import EXL3_MATVEC, EXL3_ROTATE
-from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS, EXL3_JOIN, EXL3_SPLIT, EXL3_TENSOR, STAGE_BYTES
+from dsv41chat.engine.kernels.text_exl3_join import EXL3_JOIN
+from dsv41chat.engine.kernels.text_exl3_tensor import BLOCK_WORDS, EXL3_SPLIT, EXL3_TENSOR, STAGE_BYTES
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear, Exl3Stack
 from dsv41chat.engine.ops.exl3 import BLOCK, CODEBOOKS
 
@@ -69,11 +71,23 @@ class Exl3Matvec:
 
 
 class Exl3TensorMatvec(Exl3Matvec):
-    """The same on CUDA's matrix unit. Inputs of a matrix with few outputs are cut into parts, whose sums another launch joins."""
+    """The same on CUDA's matrix unit. Inputs of a matrix with few outputs are cut into parts, whose sums another launch joins.
 
-    def __init__(self, backend: Backend, module: Exl3Linear | Exl3Stack, dtype: mx.Dtype | None = None, processors: int = PROCESSORS):
+    second: a matrix on the same row, whose outputs come after those of the first; only `sums` are to be had then.
+    """
+
+    def __init__(
+        self, backend: Backend, module: Exl3Linear | Exl3Stack, dtype: mx.Dtype | None = None, processors: int = PROCESSORS,
+        second: Exl3Linear | None = None,
+    ):  # fmt: skip
         super().__init__(backend, module, dtype)
-        runs, wide = self.inputs // BLOCK, self.outputs // BLOCK * self.groups
+        self.second = module if second is None else second
+        if second is not None and (second.suh.shape != module.suh.shape or stack_constants(second) != stack_constants(module)):
+            raise Declined("two matrices on one row have different inputs, widths or codebooks")
+        more = 0 if second is None else second.svh.shape[-1]
+        self.constants |= {"N2": more}
+        self.total, self.products = self.groups * self.outputs + more, 1 if second is None else 2
+        runs, wide = self.inputs // BLOCK, self.total // BLOCK
         # All fixed by the shape, because they order a sum.
         self.parts = parts_of(runs, wide, processors)
         self.per = -(-runs // self.parts)
@@ -88,22 +102,37 @@ class Exl3TensorMatvec(Exl3Matvec):
         return stages if stages * self.constants["K2"] >= 2 * rows else 0
 
     def __call__(self, x: mx.array) -> mx.array:
-        n, wide, width, total = x.shape[0], int(x.dtype == mx.float32), self.groups * self.inputs, self.groups * self.outputs
         dtype = self.dtype or x.dtype
-        of = int(dtype == mx.float32)
-        constants = {**self.constants, "KS": self.splits, "KZ": self.parts, "PER": self.per, "OF": of}
-        grid, threads, whole = (self.outputs // BLOCK, self.parts, self.groups), 128 * self.splits, ((n, total), dtype)
-        outputs = [whole if self.parts == 1 else ((self.parts, n, total), mx.float32)]
-        # Turning inputs in each group that uses them would save this launch, and costs more: groups would begin to wait when others end.
-        turned = (n, width // BLOCK * BLOCK_WORDS), mx.uint32
-        (xh,) = self.backend.run(EXL3_SPLIT, [x, self.suh], {"K": width, "XF": wide}, (width // BLOCK, n, 1), 32, [turned])
-        most = 4 if n <= 4 else 8
-        constants |= {"R": most, "ST": self._stages(most)}
-        (y,) = self.backend.run(EXL3_TENSOR, [xh, *self.arrays, number(n)], constants, grid, threads, outputs)
+        return self.outputs_of(self.turned(x), x.shape[0], dtype)
+
+    def turned(self, x: mx.array) -> mx.array:
+        """x -> uint32: its rows as the products take them, one for each matrix on a row.
+
+        Turning inputs in each group that uses them would save this launch, and costs more: groups would begin to wait when others end."""
+        (n, width), p, scales = x.shape, self.products, (self.suh, self.second.suh)
+        constants, grid = {"K": width, "XF": int(x.dtype == mx.float32), "P": p, "P2": 0, "P3": 0}, (width // BLOCK, n, p)
+        # What a recorded step may turn besides (`fewer`) is not there.
+        outputs = [((n, p * width // BLOCK * BLOCK_WORDS), mx.uint32), *[((SMALL_ELEMENTS,), mx.uint32)] * 2]
+        return self.backend.run(EXL3_SPLIT, [x, *scales * 3], constants, grid, 32, outputs)[0]
+
+    def outputs_of(self, xh: mx.array, n: int, dtype: mx.Dtype) -> mx.array:
+        """The result for `turned` rows."""
         if self.parts == 1:
-            return y
-        constants = {"W": total, "KZ": self.parts, "BIAS": self.constants["BIAS"], "OF": of}
-        return self.backend.run(EXL3_JOIN, [y, *self.arrays[1:], number(n)], constants, (total // BLOCK, n, 1), 32, [whole])[0]
+            return self._product(xh, n, int(dtype == mx.float32), ((n, self.total), dtype))
+        constants = {"W": self.total, "KZ": self.parts, "BIAS": self.constants["BIAS"], "OF": int(dtype == mx.float32)}
+        inputs, outputs = [self.sums(xh, n), *self.arrays[1:], number(n)], [((n, self.total), dtype)]
+        return self.backend.run(EXL3_JOIN, inputs, constants, (self.total // BLOCK, n, 1), 32, outputs)[0]
+
+    def sums(self, xh: mx.array, n: int) -> mx.array:
+        """`turned` rows -> float32 [parts, n, outputs], not joined and not turned back."""
+        return self._product(xh, n, 2, ((self.parts, n, self.total), mx.float32))
+
+    def _product(self, xh: mx.array, n: int, form: int, output: tuple[tuple[int, ...], mx.Dtype]) -> mx.array:
+        most = 4 if n <= 4 else 8
+        constants = {**self.constants, "KS": self.splits, "KZ": self.parts, "PER": self.per, "OF": form, "R": most, "ST": self._stages(most)}
+        words, *rest = self.arrays
+        inputs, grid = [xh, words, self.second.words, *rest, number(n)], (self.total // self.groups // BLOCK, self.parts, self.groups)
+        return self.backend.run(EXL3_TENSOR, inputs, constants, grid, 128 * self.splits, [output])[0]
 
 
 class _Products(Sequence):

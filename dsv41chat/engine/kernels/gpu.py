@@ -24,6 +24,7 @@ from dsv41chat.engine.kernels.attend import Attend, TensorAttend
 from dsv41chat.engine.kernels.choose import Router, Scores, TopK
 from dsv41chat.engine.kernels.dialect import Kernel, kernel_name
 from dsv41chat.engine.kernels.exl3 import exl3_product
+from dsv41chat.engine.kernels.exl3_chains import Exl3Output, Exl3Project, Exl3Queries, Exl3RawRows
 from dsv41chat.engine.kernels.exl3_experts import Exl3Experts
 from dsv41chat.engine.kernels.experts import TensorExperts
 from dsv41chat.engine.kernels.finish import FP4_SCALED, FP4_UE8M0, FP8_UE8M0, NO_ROUNDING, V4_FP4, Finish, Rounding, v4_fp8
@@ -50,7 +51,7 @@ from dsv41chat.engine.kernels.recorder import Gathered, Recorder
 from dsv41chat.engine.kernels.replay import KEPT_BYTES
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare, input_dtype, sites, values
-from dsv41chat.engine.kernels.tensor import DecodedProduct, pair_product, product
+from dsv41chat.engine.kernels.tensor import DecodedProduct, TensorPlain, pair_product, product
 from dsv41chat.engine.kernels.tiles import GroupsProduct, RowsProduct, TileExperts
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
@@ -65,7 +66,8 @@ from dsv41chat.engine.rows_v4 import slots_for
 # few bits at the end, which makes a whole step of a low bit of the product; so their products are compared as matrices, and what follows
 # a latent's product on equal input.
 TOLERANCE = {
-    "matrix": 4e-3, "mix": 1e-4, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "gathered": 4e-3, "queries": 1e-1, "raw_rows": 4e-3, "entries": 5e-2,
+    "matrix": 4e-3, "mix": 1e-4, "enter": 4e-3, "project": 5e-2, "latent": 5e-2, "output": 8e-3, "gathered": 4e-3, "queries": 1e-1, "raw_rows": 4e-3,
+    "entries": 5e-2,
     "scores": 1e-5, "select": 0.0, "router": 1e-5, "experts": 8e-3, "begin": 4e-3, "settle": 4e-3, "tap": 4e-3, "logits": 6e-3, "engram": 8e-3,
     "pool": 4e-3, "visible": 0.0, "candidates": 0.0, "among": 0.0,
 }  # fmt: skip
@@ -138,7 +140,7 @@ def in_float32(site: Site) -> Callable:
 
     The step between sublayers and the choices stay as they are: what they decide on is the bfloat16 rows themselves.
     """
-    if site.op not in ("matrix", "project", "latent", "gathered", "experts"):
+    if site.op not in ("matrix", "project", "latent", "output", "gathered", "experts"):
         return site.stock
     call = site.stock
     if site.op == "experts":
@@ -154,8 +156,8 @@ def in_float32(site: Site) -> Callable:
 
 def builders(backend: Backend) -> Mapping[str, Callable[[Site], Callable]]:
     make = {
-        "matrix": _matrix, "mix": _mix, "enter": _enter, "project": _project, "latent": _latent, "gathered": _gathered, "queries": _queries,
-        "raw_rows": _raw_rows,
+        "matrix": _matrix, "mix": _mix, "enter": _enter, "project": _project, "latent": _latent, "output": _output, "gathered": _gathered,
+        "queries": _queries, "raw_rows": _raw_rows,
         "entries": _entries, "scores": _scores, "select": _select, "router": _router, "experts": _experts, "begin": _begin, "settle": _settle,
         "tap": _tap, "logits": _logits, "engram": _engram, "pool": _pool, "visible": _visible, "candidates": _candidates, "among": _among,
     }  # fmt: skip
@@ -259,7 +261,16 @@ def _project(backend: Backend, site: Site) -> Callable:
         qr = narrow(w.wq_a(x))
         return qr, w.wq_b(qr).reshape(x.shape[0], w.heads, w.head_dim), latent(x, table)
 
-    return project
+    try:
+        return _few(Exl3Project(backend, w, site.trunk.config.qk_rope_head_dim, _rounding(site)), project)
+    except Declined:
+        return project
+
+
+def _output(backend: Backend, site: Site) -> Callable:
+    """Of trellis-coded matrices; others are two products, and nothing between them."""
+    _bfloat16(site)
+    return _few(Exl3Output(backend, site.owner), site.stock)
 
 
 def _gathered(backend: Backend, site: Site) -> Callable:
@@ -274,37 +285,43 @@ def _gathered(backend: Backend, site: Site) -> Callable:
 def _queries(backend: Backend, site: Site) -> Callable:
     """Index queries and the weights of their heads."""
     _bfloat16(site)
-    o, dims = site.owner, site.trunk.config.qk_rope_head_dim
-    weigh, proj = Scaled(backend, o.head_dim**-0.5 * o.heads**-0.5), bare(o.weights_proj)
-    dtype = input_dtype(proj, site.trunk)
-    proj = _few(product(backend, narrowed(proj), mx.float32), _rows(backend, proj, lambda x: o.weights_proj(x.astype(dtype)).astype(mx.float32)))
-    if not isinstance(o, IndexerV4):
-        turn = Finish(backend, o.head_dim, rope=dims, rounding=FP4_UE8M0 if o.cache_quant else NO_ROUNDING)
+    o, proj = site.owner, bare(site.owner.weights_proj)
+    factor, dtype = o.head_dim**-0.5 * o.heads**-0.5, input_dtype(proj, site.trunk)
+    weigh, few = Scaled(backend, factor), product(backend, narrowed(proj), mx.float32)
+    many = _rows(backend, proj, lambda x: o.weights_proj(x.astype(dtype)).astype(mx.float32))
+    few = few.times(factor) if isinstance(few, TensorPlain) else _then(few, weigh)
+    weights, turned = _few(few, _then(many, weigh)), _turned_queries(backend, site)
+    return lambda x, qr, table: (turned(qr, table), weights(x))
 
-        def queries(x: mx.array, qr: mx.array, table: Any) -> tuple[mx.array, mx.array]:
-            q = o.wq_b(qr).reshape(x.shape[0], o.heads, o.head_dim)
-            return turn(q, table), weigh(proj(x))
 
+def _then(call: Callable, after: Callable) -> Callable:
+    return lambda x: after(call(x))
+
+
+def _turned_queries(backend: Backend, site: Site) -> Callable:
+    """(qr, table) -> the queries of an indexer."""
+    o, dims, mixed = site.owner, site.trunk.config.qk_rope_head_dim, isinstance(site.owner, IndexerV4)
+    rounding = (V4_FP4 if o.qat_sim else NO_ROUNDING) if mixed else FP4_UE8M0 if o.cache_quant else NO_ROUNDING
+    turn = Finish(backend, o.head_dim, rope=dims, rounding=NO_ROUNDING if mixed else rounding)
+    coarse = Finish(backend, o.head_dim, rounding=rounding) if mixed and rounding.kind else lambda x: x
+    spread = Hadamard(backend, o.head_dim) if mixed else lambda x: x
+    queries = lambda qr, table: coarse(spread(turn(o.wq_b(qr).reshape(qr.shape[0], o.heads, o.head_dim), table)))
+    try:
+        return _few(Exl3Queries(backend, o.wq_b, o.head_dim, dims, mixed, rounding), queries)
+    except Declined:
         return queries
-    turn, coarse = Finish(backend, o.head_dim, rope=dims), Finish(backend, o.head_dim, rounding=V4_FP4) if o.qat_sim else None
-
-    spread = Hadamard(backend, o.head_dim)
-
-    def mixed(x: mx.array, qr: mx.array, table: Any) -> tuple[mx.array, mx.array]:
-        q = spread(turn(o.wq_b(qr).reshape(x.shape[0], o.heads, o.head_dim), table))
-        return (q if coarse is None else coarse(q)), weigh(proj(x))
-
-    return mixed
 
 
 def _raw_rows(backend: Backend, site: Site) -> Callable:
     """Value and gate rows of a compressor that pools."""
     _bfloat16(site)
-    o = site.owner
+    o, value = site.owner, bare(site.owner.wkv)
     if o.wgate is None:
-        return _few(product(backend, narrowed(bare(o.wkv))), site.stock)
-    pair = narrowed(bare(o.wkv)), narrowed(bare(o.wgate))
+        return _few(exl3_product(backend, value) if isinstance(value, Exl3Linear) else product(backend, narrowed(value)), site.stock)
     table = getattr(o, "ape", None)
+    if isinstance(value, Exl3Linear):
+        return _few(Exl3RawRows(backend, value, o.wgate, table), site.stock)
+    pair = narrowed(value), narrowed(bare(o.wgate))
     many = _rows(backend, pair[0], site.stock, pair[1], table, True)
     return _few(pair_product(backend, *pair, mx.float32, table, split=True), many)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from dsv41chat.engine.engram.fetch import Ticket
 from dsv41chat.engine.engram.values import take_host_values
+from dsv41chat.engine.kernels.fewer import fewer
 from dsv41chat.engine.kernels.heritage import Heritage
 from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.recorder import Place, Recorder, Tape
@@ -244,7 +245,7 @@ class Replay:
         results = [*([trial.logits] if logits else []), *found]
         for place in results:
             place.memory.kind = "result"
-        return tape, given, results
+        return fewer(tape), given, results
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy as np
 from dsv41chat.engine.draft.base import Taps, check_spread, host_choice
 from dsv41chat.engine.draft.dspark import DSparkModel
 from dsv41chat.engine.draft.rings import DraftRings
+from dsv41chat.engine.kernels.fewer import fewer
 from dsv41chat.engine.kernels.glue import STREAMS, Collapse, Embed, Guess, HeadMix, RowNorm, Scatter, Settle
 from dsv41chat.engine.kernels.gpu import core, wide_product
 from dsv41chat.engine.kernels.heritage import Heritage
@@ -242,7 +243,7 @@ class DraftReplay:
         results = ways[kind](given, places, *rest)
         for place in results:
             place.memory.kind = "result"
-        return tape, given, results
+        return fewer(tape), given, results
 
     def _table(self, given: Given, rows: int) -> tuple[Place, ...]:
         f = self.model.frequencies

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import Matvec, PairMatvec, Stored, stored
 from dsv41chat.engine.kernels.routes import Declined
@@ -75,7 +76,12 @@ class TensorPlain:
         blocks, most = m.inputs // 256, 20 if self.outputs <= 4096 else 8
         self.splits = -(-blocks // -(-blocks // most))
         self.constants = {"K": m.inputs, "N": first, "KS": self.splits, "XS": m.inputs * groups, "RG": m.outputs if groups > 1 else 0}
-        self.constants |= {"N2": after, "AR": 0 if table is None else table.shape[0], "OF": int(dtype == mx.float32)}
+        self.constants |= {"N2": after, "AR": 0 if table is None else table.shape[0], "OF": int(dtype == mx.float32), "FACTOR": 0}
+
+    def times(self, factor: float) -> TensorPlain:
+        """The same, its results multiplied by a number."""
+        self.constants["FACTOR"] = float_bits(factor)
+        return self
 
     def __call__(self, x: mx.array, positions: mx.array | None = None) -> mx.array:
         n, rows = x.shape[0], number(x.shape[0])

@@ -8,6 +8,8 @@ Keys lie in 16-byte units of 8 channels; unit u of key k stands at place u ^ (k 
 from __future__ import annotations
 
 from dsv41chat.engine.kernels.dialect import Kernel
+from dsv41chat.engine.kernels.text_exl3 import MIX
+from dsv41chat.engine.kernels.text_exl3_tensor import SPLIT
 from dsv41chat.engine.kernels.text_tensor import MMA
 
 UNIT = MMA + r"""
@@ -205,11 +207,12 @@ TENSOR_ATTEND = Kernel(
 
 # The pieces of a list, the sink (fp32 [H]) added to the denominator, the last RD channels rotated back -> out [M, H * C] bf16. A SIMD
 # group sums every NM-th piece, a lane four channels; the first MOST of its pieces are on the way before anything is waited for.
-# Groups (H * (C / 128 rounded up), M) of 32 * NM threads.
+# TURN, with C in runs of 128: instead of out, what EXL3_SPLIT makes of it with suh fp16 [H * C] is xh. Groups (H * (C / 128 rounded up), M) of
+# 32 * NM threads.
 TENSOR_MERGE = Kernel(
     "tensor_merge",
-    ("po", "pm", "sink", "dims", "cosv", "sinv"),
-    ("out",),
+    ("po", "pm", "sink", "dims", "cosv", "sinv", "suh"),
+    ("out", "xh"),
     r"""
   constexpr int PARTS = (C + 127) / 128;
   SHM float4 sums[NM][32]; SHM float below[NM];
@@ -218,6 +221,8 @@ TENSOR_MERGE = Kernel(
   const int SP = (W + (POOL ? dims[0] : 0) + CH - 1) / CH;
   const float* O = po + ((u64)gy * H + head) * SP * C + (ch < C ? ch : 0);
   const float2* S = (const float2*)pm + ((u64)gy * H + head) * SP;
+  float factor[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (TURN && sg == 0) UNROLL for (int i = 0; i < 4; i++) factor[i] = h2f(((const u16*)suh)[head * C + ch + i]);
   float4 t[MOST], a = {0.0f, 0.0f, 0.0f, 0.0f};
   UNROLL for (int i = 0; i < MOST; i++) { const int s = i * NM + (int)sg; t[i] = *(const float4*)(O + (u64)(s < SP ? s : 0) * C); }
   float top = sk, z = 0.0f;
@@ -263,9 +268,17 @@ TENSOR_MERGE = Kernel(
         v[i + 1] = MUL(y, c) - MUL(x, s);
       }
     }
-    uint2 w; w.x = pack2(v[0], v[1]); w.y = pack2(v[2], v[3]);
-    *(uint2*)((u16*)out + ((u64)gy * H + head) * C + ch) = w;
+    if (TURN) {
+      UNROLL for (int i = 0; i < 4; i++) v[i] = rbf(v[i]) * factor[i];
+      mix128(v, lane);
+      UNROLL for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f;
+      put4(xh, (u64)gy * (H * C / 128) + gx, lane, v);
+    } else {
+      uint2 w; w.x = pack2(v[0], v[1]); w.y = pack2(v[2], v[3]);
+      *(uint2*)((u16*)out + ((u64)gy * H + head) * C + ch) = w;
+    }
   }
 """,
+    MIX + SPLIT,
     only="cuda",
 )

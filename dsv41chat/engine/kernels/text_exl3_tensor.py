@@ -53,7 +53,7 @@ FN void put4(DEV u32* out, u64 run, u32 lane, const THREAD float* v) {
 """
 
 # What will be wanted from memory later.
-_SOON = r"""
+SOON = r"""
 #ifdef SHIM_CUDA
 FN void soon(const void* p) {}
 #else
@@ -64,7 +64,7 @@ FN void soon(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p))
 # Sums of products of rotated rows by tiles, on the matrix unit.
 UNIT = (
     DECODE8
-    + _SOON
+    + SOON
     + r"""
 #define ROLLED _Pragma("unroll 1")
 #ifdef SHIM_CUDA
@@ -264,7 +264,8 @@ template <int N, int K2> struct in_order {
 """
 )
 
-_FINISH = r"""
+# Sums of a run of 128 outputs, turned back.
+FINISH = r"""
 template <int BIAS, int OF> FN void finish4(float* v, const u16* svh, const u16* bias, u32 n, void* out, u64 at, u32 lane) {
   mix128(v, lane);
   UNROLL for (int i = 0; i < 4; i++) {
@@ -276,35 +277,64 @@ template <int BIAS, int OF> FN void finish4(float* v, const u16* svh, const u16*
 }
 """
 
-# As EXL3_ROTATE, with the result for the matrix unit: xh uint32 [M, K / 128 * BLOCK_WORDS].
+# As EXL3_ROTATE, with the result for the matrix unit: xh uint32 [M, P, K / 128 * BLOCK_WORDS], turned for P = 1 or 2 products on the row (suh, suh2).
+# P2 and P3, 0 to 2: as many more for products whose rows lie elsewhere (suh3, suh4 and suh5, suh6). Groups (K / 128, M, P + P2 + P3) of 32 threads.
 EXL3_SPLIT = Kernel(
     "exl3_split",
-    ("x", "suh"),
-    ("xh",),
+    ("x", "suh", "suh2", "suh3", "suh4", "suh5", "suh6"),
+    ("xh", "xh2", "xh3"),
     r"""
-  const u32 at = gx * 128 + lane * 4;
-  float v[4];
+  const u32 at = gx * 128 + lane * 4, set = gz < P ? 0 : gz < P + P2 ? 1 : 2, z = gz - (set == 0 ? 0 : set == 1 ? P : P + P2);
+  const u16* first = (const u16*)(set == 0 ? suh : set == 1 ? suh3 : suh5);
+  const u16* other = (const u16*)(set == 0 ? suh2 : set == 1 ? suh4 : suh6);
+  const u16* scale = (z ? other : first) + at;
+  float v[4], factor[4];
+  UNROLL for (int i = 0; i < 4; i++) factor[i] = h2f(scale[i]);
+  AFTER();
   loadn<4, XF>((const u32*)x, (u64)gy * K + at, v);
-  UNROLL for (int i = 0; i < 4; i++) v[i] *= h2f(((const u16*)suh)[at + i]);
+  UNROLL for (int i = 0; i < 4; i++) v[i] *= factor[i];
   mix128(v, lane);
   UNROLL for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f;
-  put4(xh, (u64)gy * (K / 128) + gx, lane, v);
+  put4(set == 0 ? xh : set == 1 ? xh2 : xh3, ((u64)gy * (set == 0 ? P : set == 1 ? P2 : P3) + z) * (K / 128) + gx, lane, v);
 """,
     MIX + SPLIT,
     only="cuda",
+    early=True,
 )
 
-# Of G matrices side by side, in groups (N / 128, KZ, G) of 128 * KS threads: each takes PER of the runs of 128 inputs, shared by its KS
-# SIMD groups per two columns of tiles.
+# Of G matrices side by side, or of one with N outputs and one with N2 on the same row, in groups ((N + N2) / 128, KZ, G) of 128 * KS threads:
+# each takes PER of the runs of 128 inputs, shared by its KS SIMD groups per two columns of tiles.
 _PLACE = r"""
+  constexpr int NB = (R + 3) / 4, SETS = N2 ? 2 : G;
   SHM uint4 ring[4 * KS * ST * 4 * K2];
   const u32 g = lane >> 2, t = lane & 3u, pairs = sg & 3u, split = sg >> 2;
   const u32 from = gy * PER, count = UMN(PER, K / 128 - from), begin = count * split / KS, runs = count * (split + 1) / KS - begin;
-  in_order<N, K2> next = {(const u8*)words + (((u64)gz * (K / 16) + (from + begin) * 8) * (N / 16) + gx * 8 + pairs * 2) * (16 * K2), (int)runs};
-  stream<N, K2, K2, ST, 4 * K2> tiles(ring + sg * (ST * 4 * K2), lane, next);
-  if (KZ == 1) {
+  const bool second = N2 && gx >= N / 128;
+  if (OF < 2) {
     soon((const u16*)svh + gz * N + gx * 128 + lane * 4);
     if (BIAS) soon((const u16*)bias + gz * N + gx * 128 + lane * 4);
+  }
+  u32 n = 0;
+  float acc[NB][2][2];
+  auto sum = [&](auto& tiles, auto& next) {
+    AFTER();
+    n = (u32)dims[0];
+    const u32 *X[NB], *B[NB];
+    // A column without a row repeats the last one.
+    auto row = [&](u32 m) { return xh + ((u64)(UMN(m, n - 1) * SETS + (N2 ? second : gz)) * (K / 128) + from + begin) * 132; };
+    UNROLL for (u32 b = 0; b < NB; b++) { X[b] = row(b * 4 + g / 2); B[b] = row(b * 4 + t); }
+    tiles.template sums<132, K2, BOOK, NB>(next, X, B, runs, acc);
+  };
+  const uint4* mine = ring + sg * (ST * 4 * K2);
+  if (second) {
+    constexpr int W = N2 ? N2 : N;
+    in_order<W, K2> next = {(const u8*)words2 + ((u64)(from + begin) * 8 * (W / 16) + (gx - N / 128) * 8 + pairs * 2) * (16 * K2), (int)runs};
+    stream<W, K2, K2, ST, 4 * K2> tiles(mine, lane, next);
+    sum(tiles, next);
+  } else {
+    in_order<N, K2> next = {(const u8*)words + (((u64)gz * (K / 16) + (from + begin) * 8) * (N / 16) + gx * 8 + pairs * 2) * (16 * K2), (int)runs};
+    stream<N, K2, K2, ST, 4 * K2> tiles(mine, lane, next);
+    sum(tiles, next);
   }
 """
 _COLLECT = r"""
@@ -321,58 +351,23 @@ _COLLECT = r"""
       v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
     }
     const u32 column = gz * N + gx * 128 + lane * 4;
-    if (KZ > 1) {
+    if (OF == 2) {
       const float4 o = {v[0], v[1], v[2], v[3]};
-      *(float4*)((float*)out + ((u64)gy * n + m) * (G * N) + column) = o;
+      *(float4*)((float*)out + ((u64)gy * n + m) * (G * N + N2) + column) = o;
     } else {
       finish4<BIAS, OF>(v, (const u16*)svh, (const u16*)bias, column, out, (u64)m * (G * N) + column, lane);
     }
   }
 """
 
-# As EXL3_MATVEC, with xh of EXL3_SPLIT; rows = dims[0] <= R, 4 or 8. KZ 1: out [rows, G * N] bf16 or fp32 (OF); else fp32 [KZ, rows, G * N], to be
-# joined. Rings of ST stages, 4 or 8; R <= ST * K2 / 2.
+# As EXL3_MATVEC, with xh of EXL3_SPLIT; rows = dims[0] <= R, 4 or 8. OF 0 or 1: KZ is 1, N2 0, out [rows, G * N] bf16 or fp32; OF 2: sums fp32
+# [KZ, rows, G * N + N2], to be joined and turned. Rings of ST stages, 4 or 8; R <= ST * K2 / 2.
 EXL3_TENSOR = Kernel(
     "exl3_tensor",
-    ("xh", "words", "svh", "bias", "dims"),
+    ("xh", "words", "words2", "svh", "bias", "dims"),
     ("out",),
-    _PLACE
-    + r"""
-  constexpr int NB = (R + 3) / 4;
-  AFTER();
-  const u32 n = (u32)dims[0];
-  const u32 *X[NB], *B[NB];
-  // A column without a row repeats the last one.
-  auto row = [&](u32 m) { return xh + ((u64)(UMN(m, n - 1) * G + gz) * (K / 128) + from + begin) * 132; };
-  UNROLL for (u32 b = 0; b < NB; b++) { X[b] = row(b * 4 + g / 2); B[b] = row(b * 4 + t); }
-  float acc[NB][2][2];
-  tiles.template sums<132, K2, BOOK, NB>(next, X, B, runs, acc);
-"""
-    + _COLLECT,
-    MIX + UNIT + _FINISH,
-    only="cuda",
-    early=True,
-)
-
-# parts fp32 [KZ, rows, W] of EXL3_TENSOR, rows = dims[0] -> out [rows, W] bf16 or fp32 (OF). Groups (W / 128, rows) of 32 threads.
-EXL3_JOIN = Kernel(
-    "exl3_join",
-    ("parts", "svh", "bias", "dims"),
-    ("out",),
-    r"""
-  const u32 column = gx * 128 + lane * 4;
-  soon((const u16*)svh + column);
-  if (BIAS) soon((const u16*)bias + column);
-  AFTER();
-  const u32 n = (u32)dims[0];
-  float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  UNROLL for (int z = 0; z < KZ; z++) {
-    const float4 p = *(const float4*)(parts + ((u64)z * n + gy) * W + column);
-    v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
-  }
-  finish4<BIAS, OF>(v, (const u16*)svh, (const u16*)bias, column, out, (u64)gy * W + column, lane);
-""",
-    MIX + _SOON + _FINISH,
+    _PLACE + _COLLECT,
+    MIX + UNIT + FINISH,
     only="cuda",
     early=True,
 )

@@ -7,6 +7,45 @@ from dsv41chat.engine.kernels.dialect import Kernel
 # Rounding kinds of FINISH_ROWS
 NONE, FP8, FP4, FP4_E4M3 = 0, 1, 2, 3
 
+# The model's rounding of a block of channels, as `ops.fakequant` has it.
+ROUND = r"""
+// nearest, ties to even; below 2^-6 the step is 2^-9, which the fp32 sum rounds to
+FN float round_e4m3(float y) {
+  const float m = MN(FABS(y), 448.0f);
+  const u32 u = asu(m);
+  const float q = u < 0x3C800000u ? (m + 16384.0f) - 16384.0f : asf((u + 0x7ffffu + ((u >> 20) & 1u)) & 0xfff00000u);
+  return asf(asu(q) | (asu(y) & 0x80000000u));
+}
+FN float round_e2m1(float y) {
+  const float m = FABS(y);
+  const int n = (m > 0.25f) + (m >= 0.75f) + (m > 1.25f) + (m >= 1.75f) + (m > 2.5f) + (m >= 3.5f) + (m > 5.0f);
+  const float q = 0.5f * (float)((0xC8643210u >> (4 * n)) & 15u);
+  return y < 0.0f ? -q : q;
+}
+// The VEC values of a lane, channels `ch` on, and the block of QB channels that they are part of: rounded as QK says, but for channels from `end` on.
+template <int QK, int QB, int DIVIDE, int VEC> FN void round_block(THREAD float* a, u32 ch, u32 end, float floor) {
+  float m = 0.0f;
+  UNROLL for (int i = 0; i < VEC; i++) m = MX(m, FABS(a[i]));
+  UNROLL for (int o = 1; o * VEC < QB; o <<= 1) m = MX(m, SHXOR(m, o));
+  m = MX(m, floor);
+  m = DIVIDE ? m / (QK == 1 ? 448.0f : 6.0f) : m * (QK == 1 ? asf(0x3b124925u) : asf(0x3e2aaaabu));
+  float sc = m, iv = 1.0f;
+  if (QK == 3) {
+    sc = round_e4m3(m);
+  } else {
+    u32 b = asu(m);
+    b = ((b >> 23) + ((b & 0x7fffffu) ? 1u : 0u)) << 23;
+    sc = asf(b);
+    iv = asf((254u << 23) - b);
+  }
+  UNROLL for (int i = 0; i < VEC; i++) {
+    const float limit = QK == 1 ? 448.0f : 6.0f, y = MN(MX(QK == 3 ? a[i] / sc : a[i] * iv, -limit), limit);
+    const float q = (QK == 1 ? round_e4m3(y) : round_e2m1(y)) * sc;
+    if (ch + i < end) a[i] = rbf(q);
+  }
+}
+"""
+
 # x bf16 [N, C], nw fp32 [C], cosv and sinv fp32 [N / HEADS, RD / 2] -> out bf16 [N, C], step by step in fp32, rounded to bf16 after each:
 # NORM: 0 none, 1 with the weight, 2 without one. RD: channels at the end to rotate, 0 none.
 # QK: rounding of the first QN channels in blocks of QB: FP8 e4m3 and FP4 e2m1 under a power of two, FP4_E4M3 under an e4m3 number; the
@@ -60,29 +99,7 @@ FINISH_ROWS = Kernel(
     }
   }
   if (QK) {
-    UNROLL for (int c = 0; c < NC; c++) {
-      float m = 0.0f;
-      UNROLL for (int i = 0; i < VEC; i++) m = MX(m, FABS(a[c * VEC + i]));
-      UNROLL for (int o = 1; o * VEC < QB; o <<= 1) m = MX(m, SHXOR(m, o));
-      m = MX(m, asf((u32)FLOOR));
-      m = DIVIDE ? m / (QK == 1 ? 448.0f : 6.0f) : m * (QK == 1 ? asf(0x3b124925u) : asf(0x3e2aaaabu));
-      float sc = m, iv = 1.0f;
-      if (QK == 3) {
-        sc = round_e4m3(m);
-      } else {
-        u32 b = asu(m);
-        b = ((b >> 23) + ((b & 0x7fffffu) ? 1u : 0u)) << 23;
-        sc = asf(b);
-        iv = asf((254u << 23) - b);
-      }
-      UNROLL for (int i = 0; i < VEC; i++) {
-        const u32 ch = c * 32 * VEC + lane * VEC + i;
-        const float limit = QK == 1 ? 448.0f : 6.0f, v = a[c * VEC + i];
-        const float y = MN(MX(QK == 3 ? v / sc : v * iv, -limit), limit);
-        const float q = (QK == 1 ? round_e4m3(y) : round_e2m1(y)) * sc;
-        if (ch < QN) a[c * VEC + i] = rbf(q);
-      }
-    }
+    UNROLL for (int c = 0; c < NC; c++) round_block<QK, QB, DIVIDE, VEC>(a + c * VEC, c * 32 * VEC + lane * VEC, QN, asf((u32)FLOOR));
   }
   UNROLL for (int c = 0; c < NC; c++) {
     const u32 ch = c * 32 * VEC + lane * VEC;
@@ -99,18 +116,6 @@ template <int N> FN void put(DEV u32* p, THREAD const u32* w) {
   else if (N == 2) { uint2 t; t.x = w[0]; t.y = w[1 % N]; *(DEV uint2*)p = t; }
   else p[0] = w[0];
 }
-// nearest, ties to even; below 2^-6 the step is 2^-9, which the fp32 sum rounds to
-FN float round_e4m3(float y) {
-  const float m = MN(FABS(y), 448.0f);
-  const u32 u = asu(m);
-  const float q = u < 0x3C800000u ? (m + 16384.0f) - 16384.0f : asf((u + 0x7ffffu + ((u >> 20) & 1u)) & 0xfff00000u);
-  return asf(asu(q) | (asu(y) & 0x80000000u));
-}
-FN float round_e2m1(float y) {
-  const float m = FABS(y);
-  const int n = (m > 0.25f) + (m >= 0.75f) + (m > 1.25f) + (m >= 1.75f) + (m > 2.5f) + (m >= 3.5f) + (m > 5.0f);
-  const float q = 0.5f * (float)((0xC8643210u >> (4 * n)) & 15u);
-  return y < 0.0f ? -q : q;
-}
-""",
+"""
+    + ROUND,
 )

@@ -7,38 +7,51 @@ produced `y` spread it over the streams; in V4.1 its pre also collapses them for
 from __future__ import annotations
 
 from dsv41chat.engine.kernels.dialect import Kernel
+from dsv41chat.engine.kernels.text_exl3 import MIX
 from dsv41chat.engine.kernels.text_matrix import PAIR
 from dsv41chat.engine.kernels.text_tensor import MMA
 
-# h [M, 4, D], y [M, D], pre, post, comb, fn fp32 [24, 4 * D] -> hn [M, 4, D], xc [M, D] collapsed (STAGGER), part fp32 [M, G, 32]: over a
-# slice of DS (32 or 64) channels, 24 products with fn, 24: the streams' sum of squares, 25: that of the collapsed row. EXPAND 0: hn is not written
-# (the streams are h). Groups (G = D / DS, M) of 256 threads.
-HYPER_SPREAD = Kernel(
-    "hyper_spread",
-    ("h", "y", "pre", "post", "comb", "fn"),
-    ("hn", "xc", "part"),
-    r"""
+
+def _spread(y: str, after: str = "", joined: str = "") -> str:
+    """The body of HYPER_SPREAD. y: the sublayer's output at channel d0 + d of row gy; joined: what makes it, while the streams are on their way;
+    after: what stands before anything is read that is no weight."""
+    return (
+        r"""
   constexpr int G = D / DS;
   SHM float v[4][DS]; SHM float col[DS];
   DEV const u16* H = (DEV const u16*)h + (u64)gy * 4 * D;
-  DEV const u16* Y = (DEV const u16*)y + (u64)gy * D;
   DEV u16* HN = (DEV u16*)hn + (u64)gy * 4 * D;
-  const u32 d0 = gx * DS;
+  const u32 d0 = gx * DS, d = tid;
   // On the way while the streams are spread.
   float2 f[3][4];
   UNROLL for (int q = 0; q < 3; q++) UNROLL for (int k = 0; k < 4; k++) {
     f[q][k].x = f[q][k].y = 0.0f;
     if (lane * 2 < DS) f[q][k] = *(DEV const float2*)(fn + ((u64)(sg + 8 * q) * 4 + k) * D + d0 + lane * 2);
   }
-  for (u32 d = tid; d < DS; d += 256) {
-    float old[4], c = 0.0f;
-    const float yv = EXPAND ? bf2f(Y[d0 + d]) : 0.0f;
+"""
+        + after
+        + r"""
+  float old[4], po[4], co[16];
+  if (d < DS) {
     UNROLL for (int j = 0; j < 4; j++) old[j] = bf2f(H[j * D + d0 + d]);
+    if (EXPAND) UNROLL for (int k = 0; k < 4; k++) {
+      po[k] = post[gy * 4 + k];
+      UNROLL for (int j = 0; j < 4; j++) co[4 * j + k] = comb[gy * 16 + 4 * j + k];
+    }
+  }
+"""
+        + joined
+        + r"""
+  if (d < DS) {
+    float c = 0.0f;
+    const float yv = """
+        + y
+        + r""";
     UNROLL for (int k = 0; k < 4; k++) {
       float o = old[k];
       if (EXPAND) {
-        o = MUL(post[gy * 4 + k], yv);
-        UNROLL for (int j = 0; j < 4; j++) o = FMA(comb[gy * 16 + 4 * j + k], old[j], o);
+        o = MUL(po[k], yv);
+        UNROLL for (int j = 0; j < 4; j++) o = FMA(co[4 * j + k], old[j], o);
         const u32 q = f2bf(o);
         HN[k * D + d0 + d] = (u16)q;
         o = bf2f(q);
@@ -55,15 +68,70 @@ HYPER_SPREAD = Kernel(
     UNROLL for (int q = 0; q < 3; q++) { s[q] = FMA(f[q][k].x, x, s[q]); s[q] = FMA(f[q][k].y, y, s[q]); }
   }
   if (sg == 0) {
-    UNROLL for (int k = 0; k < 4; k++) for (u32 d = lane; d < DS; d += 32) s[3] = FMA(v[k][d], v[k][d], s[3]);
+    UNROLL for (int k = 0; k < 4; k++) for (u32 i = lane; i < DS; i += 32) s[3] = FMA(v[k][i], v[k][i], s[3]);
   } else if (STAGGER && sg == 1) {
-    for (u32 d = lane; d < DS; d += 32) s[3] = FMA(col[d], col[d], s[3]);
+    for (u32 i = lane; i < DS; i += 32) s[3] = FMA(col[i], col[i], s[3]);
   }
   UNROLL for (int q = 0; q < 4; q++) {
     s[q] = wsum(s[q]);
     if (lane == 0) part[((u64)gy * G + gx) * 32 + sg + 8 * q] = s[q];
   }
+"""
+    )
+
+
+# h [M, 4, D], y [M, D], pre, post, comb, fn fp32 [24, 4 * D] -> hn [M, 4, D], xc [M, D] collapsed (STAGGER), part fp32 [M, G, 32]: over a
+# slice of DS (32 or 64) channels, 24 products with fn, 24: the streams' sum of squares, 25: that of the collapsed row. EXPAND 0: hn is not written
+# (the streams are h). Groups (G = D / DS, M) of 256 threads.
+HYPER_SPREAD = Kernel(
+    "hyper_spread",
+    ("h", "y", "pre", "post", "comb", "fn"),
+    ("hn", "xc", "part"),
+    _spread("EXPAND ? bf2f(((DEV const u16*)y)[(u64)gy * D + d0 + d]) : 0.0f"),
+)
+
+# The same with y as it is before its parts are summed: fp32 [KZ, M, D] of EXL3_TENSOR, to be joined and turned (TURN) with svh and bias (BIAS), or
+# fp32 [M, KZ, D] and addend bf16 (ADD) as EXL3_SUM has them; M = dims[0]. It is rounded to bf16.
+HYPER_JOINED = Kernel(
+    "hyper_joined",
+    ("h", "parts", "svh", "bias", "addend", "pre", "post", "comb", "fn", "dims"),
+    ("hn", "xc", "part"),
+    _spread(
+        "joined[(d0 & 127u) + d]",
+        r"""
+  float back[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (TURN && sg == 7) UNROLL for (int i = 0; i < 4; i++) back[i] = h2f(((const u16*)svh)[(d0 & ~127u) + lane * 4 + i]);
+  AFTER();
 """,
+        r"""
+  SHM float joined[128];
+  if (sg == 7) {
+    const u32 column = (d0 & ~127u) + lane * 4, n = TURN ? (u32)dims[0] : 0;
+    float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    UNROLL for (int z = 0; z < KZ; z++) {
+      const float4 p = *(const float4*)(parts + (TURN ? (u64)z * n + gy : (u64)gy * KZ + z) * D + column);
+      v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
+    }
+    if (TURN) {
+      mix128(v, lane);
+      UNROLL for (int i = 0; i < 4; i++) {
+        v[i] = v[i] * 0.08838834764831845f * back[i];
+        if (BIAS) v[i] += h2f(((const u16*)bias)[column + i]);
+      }
+    }
+    if (ADD) {
+      float a[4];
+      loadn<4, 0>((const u32*)addend, (u64)gy * D + column, a);
+      UNROLL for (int i = 0; i < 4; i++) v[i] += a[i];
+    }
+    UNROLL for (int i = 0; i < 4; i++) joined[lane * 4 + i] = rbf(v[i]);
+  }
+  BARRIER();
+""",
+    ),
+    MIX,
+    only="cuda",
+    early=True,
 )
 
 # part -> pre, post, comb after Sinkhorn (ITERS column passes); x [M, D] = rms(collapsed row) * nw, from xc (STAGGER) or from the streams

@@ -184,9 +184,9 @@ FN float half(u32 u, int j) { return asf(j & 1 ? u & 0xffff0000u : u << 16); }
     early=True,
 )
 
-# Plain matrices, x [M, XS] bf16, M = dims[0] <= 8, w bf16 [N, K] -> out [M, N + N2] bf16 or fp32 (OF). RG, N2, AR, add and at as in
-# `text_matrix`. Such matrices are small, and more groups finish sooner: a group has 8 rows. Half of the unit's work is wasted: its 16 rows
-# are the 8 rows with one half of the inputs and with the other, multiplied with the inputs of the one and then of the other half.
+# Plain matrices, x [M, XS] bf16, M = dims[0] <= 8, w bf16 [N, K] -> out [M, N + N2] bf16 or fp32 (OF), times FACTOR unless that is 0. RG, N2, AR,
+# add and at as in `text_matrix`. Such matrices are small, and more groups finish sooner: a group has 8 rows. Half of the unit's work is wasted:
+# its 16 rows are the 8 rows with one half of the inputs and with the other, multiplied with the inputs of the one and then of the other half.
 # KS SIMD groups split K in strides of 256. Groups ((N + N2) / 8) of 32 * KS threads.
 TENSOR_PLAIN = Kernel(
     "tensor_plain",
@@ -225,6 +225,7 @@ TENSOR_PLAIN = Kernel(
     float v = 0.0f;
     UNROLL for (int s = 0; s < KS; s++) v += part[s][i];
     if (AR && second) v += add[(u64)((u32)at[m] % (AR ? AR : 1)) * N2 + row + n];
+    if (FACTOR) v = MUL(v, asf((u32)FACTOR));
     if (OF) ((float*)out)[(u64)m * (N + N2) + first + n] = v;
     else ((u16*)out)[(u64)m * (N + N2) + first + n] = (u16)f2bf(v);
   }

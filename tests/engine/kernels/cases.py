@@ -332,6 +332,14 @@ def tensor_plain(inputs: int, outputs: int, groups: int = 1, wide: bool = False)
     return Case(name, build, stock, (d.rows(ROWS, inputs * groups),), (limit,), close=frozenset({0}), only="cuda")
 
 
+def tensor_times(factor: float) -> Case:
+    d = Draw(27)
+    module = nn.Linear(d.normal(16, 512).astype(BF16))
+    stock = lambda x: factor * (x.astype(F32) @ module.weight.astype(F32).T)
+    build = lambda b: tensor.TensorPlain(b, module, F32).times(factor)
+    return Case(f"tensor plain times {factor}", build, stock, (d.rows(ROWS, 512),), (1e-5,), close=frozenset({0}), only="cuda")
+
+
 def tensor_pair(table_rows: int) -> Case:
     """As `pair`; table_rows 0: without a table, and the two side by side."""
     d = Draw(24)
@@ -408,7 +416,7 @@ def decoded(mode: str, bits: int, group: int) -> Case:
     return Case(f"decoded {mode} {bits} g{group}", build, lambda x: whole, (whole,), (0.0,), frozenset({0}))
 
 
-_STOCK_ROUNDING = {
+STOCK_ROUNDING = {
     finish.NO_ROUNDING: lambda x: x, finish.FP8_UE8M0: fakequant.fp8_ue8m0, finish.FP4_UE8M0: fakequant.fp4_ue8m0,
     finish.FP4_SCALED: fakequant.fp4_e4m3, finish.V4_FP4: fakequant.v4_fp4, finish.v4_fp8(64): lambda x: fakequant.v4_fp8(x, 64),
 }  # fmt: skip
@@ -428,7 +436,7 @@ def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, 
 
     def stock(x, table):
         y = norm.rms(x, weight, eps) if normed else x
-        return _STOCK_ROUNDING[rounding](rope.rotate(y, table) if dims else y)
+        return STOCK_ROUNDING[rounding](rope.rotate(y, table) if dims else y)
 
     build = lambda b: finish.Finish(b, channels, weight=weight, eps=eps, rope=dims, rounding=rounding)
     name = f"finish {heads} x {channels} kind {rounding.kind} g{rounding.block}{' normed' if normed else ''}{' turned' if dims else ''}"
@@ -499,6 +507,7 @@ def cases() -> tuple[Case, ...]:
         tensor_plain(512, 24),
         tensor_plain(5632, 8, wide=True),
         tensor_plain(256, 16, groups=4),
+        tensor_times(0.25),
         tensor_pair(4),
         tensor_pair(0),
         tensor_experts("affine", 4, 64),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.kernels import exl3
+from dsv41chat.engine.kernels import exl3, exl3_chains, finish
 from dsv41chat.engine.kernels.exl3_experts import Exl3Experts
 from dsv41chat.engine.nn import linear as nn
+from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.exl3 import Exl3ExpertLinear, Exl3GroupedLinear, Exl3Linear, Exl3Stack
 from dsv41chat.engine.nn.moe_v4 import MoEV4
-from tests.engine.kernels.cases import BF16, F32, ROWS, Case, Draw, values
+from dsv41chat.engine.ops import fakequant, rope
+from dsv41chat.engine.ops.hadamard import hadamard_matrix
+from tests.engine.kernels.cases import BF16, F32, ROWS, STOCK_ROUNDING, Case, Draw, values
 
 
 def stack(d: Draw, count: int, inputs: int, outputs: int, book: str, halves: int, size: float = 1.0, biased: bool = False) -> Exl3Stack:
@@ -56,6 +60,61 @@ def grouped(tensor: bool) -> Case:
     return Case(name, lambda b: kind(b, module.groups), lambda x: module(x.astype(F32)), inputs, (2.5e-3,), close=close, only=only)
 
 
+def weights(d: Draw, rounding: Callable[[mx.array], mx.array] | None, book: str = "mcg") -> AttentionWeights:
+    """Of two heads, with queries of two runs of outputs and latents of one, and of two groups of outputs."""
+    D, rank, heads, C = 640, 256, 2, 128
+    one = lambda inputs, outputs: stack(d, 1, inputs, outputs, book, 6)[0]
+    grouped = Exl3GroupedLinear(stack(d, 2, C * heads // 2, 128, book, 6))
+    matrices = one(D, rank), d.positive(rank), one(rank, heads * C), one(D, C), d.positive(C), grouped, one(256, D)
+    return AttentionWeights(*matrices, d.normal(heads), heads, C, 1e-6, False, rounding)
+
+
+def projected(rounding: finish.Rounding, stock: Callable[[mx.array], mx.array] | None, processors: int) -> Case:
+    d = Draw(62)
+    w = weights(d, stock)
+    build = lambda b: exl3_chains.Exl3Project(b, w, 64, rounding, processors)
+    # A low bit of the query can become a whole step of the latent's rounding.
+    limits = 4e-3, 6e-3, 4e-2 if stock else 6e-3
+    inputs = d.rows(ROWS, 640), d.table(ROWS, 64)
+    name = f"exl3 project, kind {rounding.kind} g{rounding.block}"
+    return Case(name, build, lambda x, table: w.project(x.astype(F32), table), inputs, limits, close=frozenset({0, 1, 2}), only="cuda")
+
+
+def given_out(processors: int) -> Case:
+    d = Draw(63)
+    w = weights(d, None)
+    build = lambda b: exl3_chains.Exl3Output(b, w, processors)
+    return Case("exl3 output", build, lambda o: w.output(o.astype(F32)), (d.rows(ROWS, 2, 128),), (5e-3,), close=frozenset({0}), only="cuda")
+
+
+def queries(mixed: bool, rounding: finish.Rounding, processors: int) -> Case:
+    d, heads = Draw(64), 3
+    module = stack(d, 1, 384, 128 * heads, "mul1", 6)[0]
+    matrix = mx.array(hadamard_matrix(128))
+
+    def stock(qr, table):
+        q = rope.rotate(module(qr.astype(F32)).reshape(qr.shape[0], heads, 128), table)
+        return STOCK_ROUNDING[rounding](q @ matrix if mixed else q)
+
+    build = lambda b: exl3_chains.Exl3Queries(b, module, 128, 64, mixed, rounding, processors)
+    name = f"exl3 queries{' mixed' if mixed else ''} kind {rounding.kind} g{rounding.block}"
+    limit = (5.5e-2 if mixed else 4e-2) if rounding.kind else 6e-3
+    return Case(name, build, stock, (d.rows(ROWS, 384), d.table(ROWS, 64)), (limit,), close=frozenset({0}), only="cuda")
+
+
+def raw_rows(table_rows: int | None, processors: int) -> Case:
+    d = Draw(65)
+    value, gate = (stack(d, 1, 640, 128, "3inst", 5)[0] for _ in range(2))
+    table, at = d.normal(table_rows, 128) if table_rows else None, d.whole(0, 1000, ROWS)
+
+    def stock(x, at):
+        a, b = (m(x.astype(F32)) for m in (value, gate))
+        return mx.stack([a, b if table is None else b + table[at % table_rows]], axis=1)
+
+    build = lambda b: exl3_chains.Exl3RawRows(b, value, gate, table, processors)
+    return Case(f"exl3 raw rows {table_rows or 0}", build, stock, (d.rows(ROWS, 640), at), (1e-5,), close=frozenset({0}), only="cuda")
+
+
 def experts(book: str, bits: tuple[int, int], shared: tuple[str, int, int] | None, limit: float, dialect: str) -> Case:
     """bits: halves of gate and up, and of down; the shared expert has 8 halves of another codebook, or is packed. dialect: whose texts."""
     d, E, (picks, D, I) = Draw(61), 5, (4, 640, 384) if dialect == "cuda" else (3, 256, 128)
@@ -97,6 +156,15 @@ def exl3_cases() -> tuple[Case, ...]:
         tensor_trellis("mul1", 6, 2176, 128, True, processors=2),
         tensor_trellis("mcg", 16, 512, 128, False),
         grouped(True),
+        projected(finish.NO_ROUNDING, None, 3),
+        projected(finish.FP8_UE8M0, fakequant.fp8_ue8m0, 7),
+        projected(finish.v4_fp8(64), lambda x: fakequant.v4_fp8(x, 64), exl3.PROCESSORS),
+        given_out(2),
+        queries(False, finish.FP4_UE8M0, 5),
+        queries(True, finish.V4_FP4, 3),
+        queries(True, finish.NO_ROUNDING, exl3.PROCESSORS),
+        raw_rows(4, 3),
+        raw_rows(None, 6),
         experts("mcg", (6, 6), None, 2.0, "cuda"),
         experts("3inst", (6, 8), ("mxfp8", 8, 32), 0.0, "cuda"),
     )

@@ -6,7 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from dsv41chat.engine.kernels import attend, choose, dialect, exl3, experts, finish, glue, hyper, matrix, tensor, text_exl3_experts, tiles
+from dsv41chat.engine.kernels import (
+    attend,
+    choose,
+    dialect,
+    exl3,
+    exl3_chains,
+    experts,
+    finish,
+    glue,
+    hyper,
+    matrix,
+    tensor,
+    text_exl3_experts,
+    tiles,
+)
 from tests.engine.kernels.cases import cases
 from tests.engine.kernels.shim import Shim, needs_compiler
 
@@ -104,6 +118,24 @@ FAULTS = {
     "the other half of a ring": ("exl3 tensor mul1 3 bits 2176 x 128", exl3, "EXL3_TENSOR", "now = old; old = other;", ""),
     "inputs of the run before": ("exl3 tensor mul1 3 bits 2176 x 128", exl3, "EXL3_TENSOR", "if (s == 3 && run + 1 < runs) row[i] += XS;", ""),
     "a lost split of a trellis": ("exl3 tensor mul1 3 bits 2176 x 128", exl3, "EXL3_TENSOR", "s < KS; s++", "s < KS - 1; s++"),
+    "a norm over the outputs of another": ("exl3 project, kind 0 g32", exl3_chains, "EXL3_LATENT", "sq / (float)width", "sq / (float)NQ"),
+    "squares of the first run alone": ("exl3 project, kind 0 g32", exl3_chains, "EXL3_LATENT", "i < MW; i++", "i < 1; i++"),
+    "a query for the latent": ("exl3 project, kind 1 g32", exl3_chains, "EXL3_LATENT", "(own ? NQ : 0) + column", "column"),
+    "a latent that is not turned": ("exl3 project, kind 1 g64", exl3_chains, "EXL3_LATENT", "if (RD) rotated4", "if (!RD) rotated4"),
+    "scales of another product": ("exl3 project, kind 0 g32", exl3_chains, "EXL3_LATENT", "v[i] *= next[i];", "v[i] *= back[i];"),
+    "the first of two trellises twice": ("exl3 project, kind 0 g32", exl3, "EXL3_TENSOR", "(const u8*)words2", "(const u8*)words"),
+    "rows turned for the first matrix": ("exl3 project, kind 0 g32", exl3, "EXL3_SPLIT", "(z ? other : first)", "(z ? first : first)"),
+    "rows of another set": ("exl3 project, kind 0 g32", exl3, "EXL3_TENSOR", "(N2 ? second : gz)", "(N2 ? 0 : gz)"),
+    "scales that are left out between products": ("exl3 output", exl3_chains, "EXL3_JOIN_TURN", "rbf(v[i] * back[i]) * next[i]", "v[i] * back[i]"),
+    "a part left out between products": ("exl3 output", exl3_chains, "EXL3_JOIN_TURN", "z < KZ", "z < KZ - 1"),
+    "channels that are not rotated": (
+        "exl3 queries kind 2 g32", exl3_chains, "EXL3_QUERIES", "(int)lane * 4 - (128 - RD)", "(int)lane * 4 - (256 - RD)",
+    ),
+    "queries that are not mixed": ("exl3 queries mixed kind 0 g32", exl3_chains, "EXL3_QUERIES", "if (MIXED)", "if (!MIXED)"),
+    "a block of queries of another size": ("exl3 queries kind 2 g32", exl3_chains, "EXL3_QUERIES", "o * VEC < QB", "2 * o * VEC < QB"),
+    "the bias of another place": ("exl3 raw rows 4", exl3_chains, "EXL3_RAW", "% (AR ? AR : 1)", "% (AR ? 1 : 1)"),
+    "gates scaled as values": ("exl3 raw rows 0", exl3_chains, "EXL3_RAW", "half4(svh, column, back)", "half4(svh, column % (W / 2), back)"),
+    "results that are not weighed": ("tensor plain times 0.25", tensor, "TENSOR_PLAIN", "if (FACTOR) v =", "if (!FACTOR) v ="),
     "the trellis of the slot before": (
         "exl3 tensor experts mcg shared mul1", text_exl3_experts, "EXL3_TENSOR_DOWN", "slot++; if (left > 0) aim();", "slot++;",
     ),

@@ -10,11 +10,14 @@ import pytest
 
 from dsv41chat.engine.kernels import tiles
 from dsv41chat.engine.kernels.glue import Scatter
+from dsv41chat.engine.kernels.gpu import builders
 from dsv41chat.engine.kernels.nvrtc import library
+from dsv41chat.engine.kernels.recorder import Recorder
+from dsv41chat.engine.kernels.replay import Replay
 from dsv41chat.engine.nn import linear as nn
 from tests.engine.kernels.cases import Draw, cases
 from tests.engine.kernels.nvrtc import compile_kernel
-from tests.engine.kernels.paper import BUILDS, TRELLISES, Paper, call_every_kernel, on_paper, paper
+from tests.engine.kernels.paper import BUILDS, TRELLISES, Paper, call_every_kernel, on_paper, outline, paper
 
 pytestmark = [pytest.mark.oracle, pytest.mark.skipif(library() is None, reason="needs the package nvidia-cuda-nvrtc")]
 __all__ = ["paper"]
@@ -43,7 +46,7 @@ def test_the_cases(architecture):
         "matvec", "tensor_matvec", "tensor_plain", "tensor_tiles", "tile_order", "join_picks", "tensor_rows", "tensor_narrow", "tensor_groups",
         "experts_up", "experts_down", "tensor_experts_up", "tensor_experts_down",
         "exl3_matvec", "exl3_tensor", "exl3_tensor_up",
-        "exl3_tensor_down", "hyper_spread", "hyper_finish", "tensor_spread",
+        "exl3_tensor_down", "exl3_latent", "exl3_join_turn", "exl3_queries", "exl3_raw", "hyper_spread", "hyper_finish", "tensor_spread",
         "attend_split", "attend_merge", "tensor_attend", "tensor_merge", "tensor_prompt", "index_scores", "top_k", "route", "finish_rows",
         "decode_matrix", "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks",
         "scaled", "hadamard",
@@ -78,3 +81,19 @@ def test_the_releases(paper):
     trunk, backend, _ = paper
     call_every_kernel(trunk, (1, 8, 40))
     compiled(backend, "sm_90")
+
+
+@pytest.mark.parametrize("build", TRELLISES, ids=lambda build: build[0])
+def test_recorded_steps_of_trellises(build):
+    """What takes over other launches there is called nowhere else."""
+    trunk, notes, seen = outline(*build), Recorder("cuda"), set()
+    replay = Replay(trunk, notes, None, builders(notes), {})
+    lane = replay._lane()
+    lane.reserve(4104)
+    for x in replay.record(lane, 4096, 8, True, False)[0].launches:
+        program = x.kernel, tuple(p.dtype for p in x.inputs), tuple(p.dtype for p in x.outputs), tuple(x.constants.items())
+        if program not in seen:
+            seen.add(program)
+            found = compile_kernel(*program[:3], dict(program[3]), "sm_90")
+            assert not found.spills and -(-found.registers // 8) * 8 * x.threads <= 1 << 16, (x.kernel.base, x.constants, found)
+    assert {"hyper_joined", "exl3_latent", "exl3_queries", "exl3_join_turn"} <= {kernel.base for kernel, *_ in seen}
