@@ -67,18 +67,22 @@ class Lane:
         self.roll, self.host, self.in_place = roll, host, in_place
         self.version = 0
         self._serial = 0
+        self.buffers: dict[str, Any] = {}
         self.reset()
 
-    def reset(self) -> None:
-        """Back to an empty timeline; the buffers start small again."""
+    def reset(self, lost: bool = False) -> None:
+        """Back to an empty timeline; the buffers start small again. Where a device writes in place those that are small stay: its kernels
+        do not read rows beyond `n`, and it would fill each with zeros by a launch of its own. Elsewhere a number there that is not finite
+        would be seen, weighed with 0. lost: what they hold cannot be computed, so all are new."""
         self.ids: list[int] = []
         self.n = self.high = 0
-        self.version += 1
         self._room = 0
         self._marks: dict[int, int] = {}  # serial -> n of the marks that can be returned to
-        self.buffers: dict[str, Any] = {
-            s.name: self._zeros((s.rows if isinstance(s, RingSpec) else s.block, *s.tail), s.dtype) for s in self.specs.values()
-        }
+        begin = {s.name: (s.rows if isinstance(s, RingSpec) else s.block, *s.tail) for s in self.specs.values()}
+        stays = lambda name, shape: self.in_place and not lost and name in self.buffers and self.buffers[name].shape == shape
+        new = [name for name, shape in begin.items() if not stays(name, shape)]
+        self.version += bool(new)
+        self.buffers |= {name: self._zeros(begin[name], self.specs[name].dtype) for name in new}
 
     def _zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> Any:
         # A host lane is only made for float32, the one dtype that its route computes in.
@@ -101,6 +105,31 @@ class Lane:
         """Put rows [k, ...] at ring slots [k], or at a slice of them; slots are distinct."""
         self.version += 1
         self.buffers[name][slots] = rows
+
+    def before(self, name: str, first: int, count: int) -> list[Any]:
+        """The rows of the `count` positions before `first`, which ring `name` holds: one or two runs of them, the oldest first."""
+        return [self.buffers[name][slots] for slots, _ in self._runs(name, first - count, count)]
+
+    def keep(self, name: str, first: int, rows: Any) -> None:
+        """Put rows [k, ...] of positions first, first + 1, ... where ring `name` has them; of more than it holds the last ones."""
+        self.version += 1
+        size, count = self.specs[name].rows, rows.shape[0]
+        if count < size or self.host:
+            skipped = max(0, count - size)
+            for slots, part in self._runs(name, first + skipped, count - skipped):
+                self.buffers[name][slots] = rows[skipped + part.start : skipped + part.stop]
+            return
+        # All of it is new, so the old one is not even read. A copy, because rows may be many times the ring.
+        turn = count - (first + count) % size
+        parts = [rows[turn:], rows[count - size : turn]] if turn < count else [rows[count - size :]]
+        self.buffers[name] = mx.concatenate(parts) if len(parts) > 1 else mx.contiguous(*parts)
+
+    def _runs(self, name: str, first: int, count: int) -> list[tuple[slice, slice]]:
+        """(slots of ring `name`, places among the positions) of `count` positions from `first` on, no more than the ring has."""
+        size = self.specs[name].rows
+        at = first % size
+        cuts = [(at, 0, min(count, size - at)), (0, size - at, count)]
+        return [(slice(slot, slot + b - a), slice(a, b)) for slot, a, b in cuts if a < b]
 
     def append(self, name: str, first: int, rows: Any) -> None:
         """Put rows at pool rows first, first + 1, ... and grow the buffer when they do not fit."""

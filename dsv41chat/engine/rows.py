@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -114,11 +114,12 @@ class Rows:
             return self.table(spec, positions)
         return tuple(mx.contiguous(a[int(at[0]) : int(at[-1]) + 1 : step]) for a in self.tables[spec])
 
-    def counted(self, first: int, make: Callable[[Any], Any]) -> Any:
-        """int32 [n]: make(numbers) of `first`, first + 1, ..., which a long call counts on the device."""
-        if self._apart:
-            return self.array(make(first + np.arange(self.n)).astype(np.int32))
-        return make(mx.arange(first, first + self.n, dtype=mx.int32))
+    def counted(self, first: int, ratio: int, rest: bool = False) -> Any:
+        """int32 [n]: `first`, first + 1, ... by `ratio`, whole or what is left."""
+        if not self._apart:
+            return counted(first, self.n, ratio, rest)
+        numbers = first + np.arange(self.n)
+        return self.array((numbers % ratio if rest else numbers // ratio).astype(np.int32))
 
     def group_slots(self, ratio: int, capacity: int) -> Any:
         """int32 [groups * ratio]: where the tokens of the groups that these rows complete lie in a ring of raw rows."""
@@ -128,7 +129,7 @@ class Rows:
     def length(self, ratio: int) -> Any:
         """int32 [n, 1]: entries visible to each row, the group that closes at the row included."""
         if ratio not in self._lengths:
-            self._lengths[ratio] = self.counted(self.start + 1, lambda count: count // ratio)[:, None]
+            self._lengths[ratio] = self.counted(self.start + 1, ratio)[:, None]
         return self._lengths[ratio]
 
     def last_length(self, ratio: int) -> int:
@@ -154,15 +155,23 @@ class Rows:
         """Whether all rows can lie in a ring at once, beside the windows that they see."""
         return self.n <= self.ring - self.window
 
-    @cached_property
-    def run(self) -> tuple[Any, slice, Any, Any, Any]:
-        """(ring slots [at most W - 1] of the rows that it sees before it, as `ring_slots`, None without any; its rows that a ring keeps; their
-        write slots; window slots int32 [n, W] into those rows before with all of its own behind them; present [n, W]) for a call that does
-        not fit a ring."""
-        before = np.arange(max(0, self.start + 1 - self.window), self.start)
-        kept = slice(max(0, self.n - self.ring), self.n)
-        module = np if self.host else mx
-        window = module.arange(len(before) + 1 - self.window, len(before) + 1, dtype=module.int32)
-        slots = self.counted(0, lambda count: count)[:, None] + window
-        found = self.ring_slots(before, self.ring) if len(before) else None
-        return found, kept, self.ring_slots(self.positions[kept], self.ring), module.maximum(slots, 0), slots >= 0
+    @property
+    def run(self) -> tuple[int, mx.array, mx.array]:
+        """(how many of the rows before it it sees, window slots int32 [n, W] into those rows with all of its own behind them, present [n, W])
+        for a call that does not fit a ring, on a device."""
+        before = min(self.start, self.window - 1)
+        return before, *run_windows(before, self.n, self.window)
+
+
+@lru_cache(maxsize=4)
+def run_windows(before: int, n: int, window: int) -> tuple[mx.array, mx.array]:
+    """(slots int32 [n, window], present) of `Rows.run`: the same ones in every layer, and in most chunks of a prompt."""
+    slots = mx.arange(n, dtype=mx.int32)[:, None] + mx.arange(before + 1 - window, before + 1, dtype=mx.int32)
+    return mx.maximum(slots, 0), slots >= 0
+
+
+@lru_cache(maxsize=16)
+def counted(first: int, n: int, ratio: int, rest: bool) -> mx.array:
+    """int32 [n]: `first`, first + 1, ... by `ratio`, whole or what is left, counted on the device; every prompt begins with the same ones."""
+    numbers = mx.arange(first, first + n, dtype=mx.int32)
+    return numbers % ratio if rest else numbers // ratio

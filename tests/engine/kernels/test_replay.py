@@ -164,6 +164,25 @@ def test_rows_after_a_second_prompt(trunk):
     assert state(target) == state(built)
 
 
+def test_nothing_of_the_timeline_before_is_seen(trunk):
+    """Whatever it left, finite or not: a reset lane goes on in the memory that its steps were recorded for."""
+    ids, cuts = list(tokens(96, 60)), [0, 1, 4, 4 + PROMPT, 40, 41]
+    fresh, used = Target(trunk), Target(trunk)
+    used.commit(used.rows(ids[30:60]), 30)
+    used.commit(used.rows(ids[:1]), 1)
+    for a in used.lane.buffers.values():
+        a[:] = mx.full(a.shape, float("nan"), a.dtype)
+    used.lane.version += 1
+    used.lane.reset()
+    for a, b in zip(cuts, cuts[1:]):
+        found = []
+        for target in (fresh, used):
+            trial = target.rows(ids[a:b])
+            found.append(np.array(trial.logits))
+            target.commit(trial, b - a)
+        np.testing.assert_array_equal(*found)
+
+
 def test_a_wrong_text_between_the_kernels_is_refused(tmp_path):
     with planted(glue, "SCATTER", "(u64)to * WORDS", "(u64)(to ^ 1) * WORDS"):
         trunk = put(tiny_v4(tmp_path), "auto")
