@@ -12,7 +12,7 @@ import numpy as np
 from dsv41chat.engine.engram.fetch import Ticket
 from dsv41chat.engine.engram.values import take_host_values, take_values
 from dsv41chat.engine.ops.blocks import row_blocks
-from dsv41chat.engine.ops.rope import host_table, rope_table
+from dsv41chat.engine.ops.rope import Frequencies, host_table, rope_table
 from dsv41chat.engine.plan import LayerPlan, RopeSpec
 
 # Calls of so few rows bring their arrays one by one, longer ones together.
@@ -20,16 +20,15 @@ _FEW = 8
 
 
 def _together(parts: Sequence[np.ndarray]) -> list[mx.array]:
-    """Arrays of four-byte numbers, brought to the device in one piece.
+    """float32 arrays, brought to the device in one piece.
 
     What MLX makes of an array of the host may lie in memory that a device used before; on CUDA this memory is first moved to where the
     host can write, and everything that runs is waited for. Once per call, before its first layer, there is nothing to wait for.
     """
-    whole, made, at = mx.array(np.concatenate([a.reshape(-1).view(np.uint32) for a in parts])), [], 0
+    whole, made, at = mx.array(np.concatenate([a.reshape(-1) for a in parts])), [], 0
     for a in parts:
         # A part of a larger array would be copied again by every kernel that reads it.
-        piece = mx.contiguous(whole[at : at + a.size])
-        made.append(piece.view(mx.float32 if a.dtype == np.float32 else mx.int32).reshape(a.shape))
+        made.append(mx.contiguous(whole[at : at + a.size]).reshape(a.shape))
         at += a.size
     return made
 
@@ -43,7 +42,7 @@ class Rows:
     """
 
     def __init__(
-        self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict[RopeSpec, np.ndarray], image_id: int | None, host: bool = False
+        self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: Frequencies, image_id: int | None, host: bool = False
     ):
         self.host = host
         self.ids, self.start, self.n = ids, start, len(ids)
@@ -56,9 +55,7 @@ class Rows:
             self.tables = {spec: self.table(spec, self.positions) for spec in frequencies}
             self.image = None if image_id is None else self.array(ids == image_id)
         else:
-            found = [a for f in frequencies.values() for a in host_table(f, self.positions)]
-            self.tokens, *made = _together([ids.astype(np.int32), *found])
-            self.tables = {spec: (made[2 * i], made[2 * i + 1]) for i, spec in enumerate(frequencies)}
+            self.tables = frequencies.once((start, self.n), self._tables)
             self.image = None if image_id is None else self.tokens == image_id
         self.picked: tuple[Any, Any] | None = None
         self.candidates: tuple[Any, Any] | None = None
@@ -80,6 +77,11 @@ class Rows:
     def table(self, spec: RopeSpec, positions: np.ndarray) -> tuple[Any, Any]:
         """Rope table of any positions."""
         return (host_table if self.host else rope_table)(self.frequencies[spec], positions)
+
+    def _tables(self) -> dict[RopeSpec, tuple[mx.array, mx.array]]:
+        """Those of all layers, for a long call."""
+        made = iter(_together([a for f in self.frequencies.values() for a in host_table(f, self.positions)]))
+        return {spec: (next(made), next(made)) for spec in self.frequencies}
 
     @cached_property
     def tokens(self) -> Any:
@@ -112,7 +114,9 @@ class Rows:
         step = int(at[1] - at[0]) if len(at) > 1 else 1
         if self._apart or not len(at) or at[0] < 0 or at[-1] >= self.n or step < 1 or (np.diff(at) != step).any():
             return self.table(spec, positions)
-        return tuple(mx.contiguous(a[int(at[0]) : int(at[-1]) + 1 : step]) for a in self.tables[spec])
+        part = slice(int(at[0]), int(at[-1]) + 1, step)
+        make = lambda: tuple(mx.contiguous(a[part]) for a in self.tables[spec])
+        return self.frequencies.once((spec, self.start + part.start, self.start + part.stop, step), make)
 
     def counted(self, first: int, ratio: int, rest: bool = False) -> Any:
         """int32 [n]: `first`, first + 1, ... by `ratio`, whole or what is left."""

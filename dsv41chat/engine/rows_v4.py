@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from dsv41chat.engine.ops.rope import Frequencies
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows import Rows
 
@@ -49,7 +50,7 @@ class GroupRun:
 class RowsV4(Rows):
     """n rows at absolute positions start, start + 1, ..."""
 
-    def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict, host: bool = False):
+    def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: Frequencies, host: bool = False):
         super().__init__(ids, start, window, ring, frequencies, None, host)
         self._places: dict[int, mx.array] = {}
         self._made: dict[tuple, Any] = {}

@@ -75,12 +75,12 @@ class TrunkV4:
     layers: list[LayerV4]
     dtype: mx.Dtype
     tap_layers: tuple[int, ...] = ()
-    frequencies: dict = field(default_factory=dict)
+    frequencies: rope.Frequencies = field(init=False)
     routes: KernelRoutes = field(default_factory=KernelRoutes)
     tables = None
 
     def __post_init__(self):
-        self.frequencies = {p.rope: rope.inverse_frequencies(p.rope) for p in self.plan}
+        self.frequencies = rope.Frequencies({p.rope: rope.inverse_frequencies(p.rope) for p in self.plan})
 
     def lane_specs(self) -> tuple[RingSpec | PoolSpec, ...]:
         """Windows for every layer; entries and raw rows for compressed ones; keys and their raw rows where there is an indexer."""

@@ -28,7 +28,7 @@ from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe import MoE
 from dsv41chat.engine.ops.hyper import collapse
 from dsv41chat.engine.ops.norm import rms
-from dsv41chat.engine.ops.rope import inverse_frequencies
+from dsv41chat.engine.ops.rope import Frequencies, inverse_frequencies
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows import Rows
@@ -83,11 +83,11 @@ class TrunkV41:
     tables: EngramReader | None
     dtype: mx.Dtype
     tap_layers: tuple[int, ...] = ()
-    frequencies: dict = field(default_factory=dict)
+    frequencies: Frequencies = field(init=False)
     routes: KernelRoutes = field(default_factory=KernelRoutes)
 
     def __post_init__(self):
-        self.frequencies = {p.rope: inverse_frequencies(p.rope) for p in self.plan}
+        self.frequencies = Frequencies({p.rope: inverse_frequencies(p.rope) for p in self.plan})
 
     def lane_specs(self) -> tuple[RingSpec | PoolSpec, ...]:
         """Windows for every layer; pools, index keys and open-group rows for the owners."""
