@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat.bench import ops
 from dsv41chat.engine.lane import Lane, PoolSpec, RingSpec
 from dsv41chat.engine.target import Target
-from tests.engine.kernels.test_gpu_route import nano
+from tests.engine.kernels.test_gpu_route import nano, tiny_v4, tokens
 
 SIZE, ROLL = 16, 8
 SPECS = (RingSpec("ring", SIZE, (3,), mx.float32, window=8), PoolSpec("pool", 2, (3,), mx.float32, 4))
@@ -89,3 +92,24 @@ def test_buffers_that_a_device_lost_are_made_anew(monkeypatch):
         target.rows([1, 2, 3])
     assert target.n == 0 and target.lane.buffers["window.0"] is not ring
     np.testing.assert_array_equal(np.array(target.rows([5, 6, 7]).logits), np.array(want.logits))
+
+
+@pytest.mark.parametrize("family", ["v41", "v4"])
+def test_a_chunk_without_logits_ends_with_its_rows_in_the_lane(family, tmp_path, monkeypatch):
+    """Neither at its end nor while it is built is anything asked for that only the last layer's experts make."""
+    trunk, ids = nano() if family == "v41" else tiny_v4(tmp_path), list(tokens(96, 12))
+    layers, evaluate, found = len(trunk.layers), mx.eval, []
+    trunk.routes = replace(trunk.routes, ahead=1)
+    for wanted, streams, count in ((0, True, layers), (None, False, layers - 1)):
+        target, asked = Target(trunk), []
+        with monkeypatch.context() as patch:
+            patch.setattr(mx, "async_eval", lambda arrays, asked=asked: asked.extend(arrays))
+            patch.setattr(mx, "eval", lambda *parts, asked=asked: asked.extend(a for part in parts for a in part))
+            trial = target.rows(ids, logits_from=wanted)
+        assert (trial.streams is not None) == streams and not trial.done
+        kinds = ops.primitives(asked)
+        assert kinds["GatherQMM"] + kinds["GatherMM"] == 3 * count
+        evaluate(asked)
+        target.commit(trial, len(ids))
+        found.append(np.array(target.rows([7]).logits))
+    np.testing.assert_array_equal(*found)

@@ -180,7 +180,7 @@ class Replay:
             results = loaded.results()
         logits = results.pop(0).view(np.float32).reshape(len(ids), -1) if logits_from == 0 else None
         taps = [mx.array(tap).view(self.trunk.dtype).reshape(len(ids), -1) for tap in results]
-        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, None, None)
+        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, None, None, True)
 
     def ready(self, lane: Lane, start: int, count: int, logits: bool, taps: bool) -> Step:
         """The step of a position of a lane, loaded."""
