@@ -80,6 +80,10 @@ class Arm:
     def new_drafter(self) -> Drafter:
         return self.engine.drafting.new_drafter()
 
+    def close(self) -> None:
+        """Its lane and rings are others' from here on; what it did stays."""
+        self.target = self.drafter = None
+
     def emit(self, token: int) -> str | None:
         self.ids.append(token)
         self.counts[token] += 1
@@ -113,6 +117,7 @@ def race(arms: list[Arm]) -> None:
     if len({tuple(arm.ids) for arm in arms}) != 1:
         raise RuntimeError("the arms do not give the same ids: " + ", ".join(f"{arm.mode} {ids_hash(arm.ids)[:8]}" for arm in arms))
     for arm in arms:
+        arm.close()
         if arm.mode == "auto":
             arm.engine.drafting.keep_learned(arm.policy)
 

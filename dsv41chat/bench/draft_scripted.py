@@ -25,7 +25,7 @@ from dsv41chat.bench import arms
 from dsv41chat.bench.draft import Arm, ids_hash, run_in_turn, summary
 from dsv41chat.bench.receipt import write_receipt
 from dsv41chat.engine.device import device_kind
-from dsv41chat.engine.draft.base import Drafter, Proposal
+from dsv41chat.engine.draft.base import Drafter, Proposal, Taps
 from dsv41chat.engine.draft.depth import DepthPolicy, FixedDepth, RoundTimes
 from dsv41chat.engine.draft.load import new_drafter
 from dsv41chat.engine.engine import Engine, open_engine
@@ -34,6 +34,8 @@ from dsv41chat.engine.sampling import SamplingParams
 from dsv41chat.nano import embedded_pack
 
 DEPTHS = (1, 2, 3, 5)
+# Rounds of a kind from which its median is believed.
+_SEEN = 3
 # Of a chance of 0 or 1, which has no logit.
 _SURE = 8.0
 
@@ -54,7 +56,7 @@ class ScriptedDrafter:
         # As in prompts, no id of either end: those mean something.
         return true if self.right[position] else 40 + (true + 1 + position % 7) % (self.vocab - 80)
 
-    def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
+    def ingest(self, taps: Taps | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         self.inner.ingest(taps, first_pos, next_tokens)
 
     def propose(self, pending: int, n: int, want: int, sampling: SamplingParams) -> Proposal:
@@ -121,16 +123,14 @@ class ScriptedArm(Arm):
 
 def usual_seconds(rounds: Sequence[Seen]) -> float:
     """Of all rounds, had each taken as long as the median one of its kind: steps that are recorded or compiled on first use do not count.
-    A kind that was only seen when it was recorded counts as the dearest other."""
+    A kind that was seen too seldom for a median counts as the dearest other."""
     kinds: dict[tuple[int, bool], list[Seen]] = {}
     for r in rounds:
         kinds.setdefault((r.rows, r.drafted), []).append(r)
-    total = 0.0
     known = {kind: [r.times.total_s for r in found if not r.times.first] for kind, found in kinds.items()}
-    usual = max((statistics.median(found) for found in known.values() if found), default=0.0)
-    for kind, found in kinds.items():
-        total += len(found) * (statistics.median(known[kind]) if known[kind] else usual or statistics.median(r.times.total_s for r in found))
-    return total
+    medians = {kind: statistics.median(found) for kind, found in known.items() if len(found) >= _SEEN}
+    usual = max(medians.values(), default=statistics.median(r.times.total_s for r in rounds))
+    return sum(len(found) * medians.get(kind, usual) for kind, found in kinds.items())
 
 
 def figures(mine: list[ScriptedArm], plain: list[ScriptedArm]) -> dict[str, Any]:
@@ -172,6 +172,7 @@ def measure(engine: Engine, rates: Sequence[float], context: int, steps: int, re
             mine = [ScriptedArm(engine, mode, prompt, SamplingParams(), steps, text=text, rate=rate, seed=seed + 1000) for mode in modes]
             run_in_turn(mine)
             for arm in mine:
+                arm.close()
                 raced[arm.mode].append(arm)
             everything += mine
         result = found[str(rate)] = {str(mode): figures(raced[mode], raced["off"]) for mode in modes}

@@ -15,6 +15,9 @@ import numpy as np
 
 from dsv41chat.engine.errors import SnapshotMismatch
 
+# Tokens that the pools of a lane hold at least once it has room made for it.
+_FIRST_ROOM = 4096
+
 
 @dataclass(frozen=True)
 class RingSpec:
@@ -55,6 +58,11 @@ class LaneMark:
     rings: dict[str, Any]
 
 
+def _pool_rows(spec: PoolSpec, tokens: int) -> int:
+    """Of a pool that holds so many tokens, in whole blocks."""
+    return -(-tokens // (spec.ratio * spec.block)) * spec.block
+
+
 class Lane:
     """host: buffers are numpy arrays that are written in place, else MLX arrays. in_place: a device writes into the memory of these as
     well, so what is held of them is copied. version: counts the times that MLX gave a buffer new contents, and maybe another place.
@@ -71,18 +79,19 @@ class Lane:
         self.reset()
 
     def reset(self, lost: bool = False) -> None:
-        """Back to an empty timeline; the buffers start small again. Where a device writes in place those that are small stay: its kernels
-        do not read rows beyond `n`, and it would fill each with zeros by a launch of its own. Elsewhere a number there that is not finite
-        would be seen, weighed with 0. lost: what they hold cannot be computed, so all are new."""
+        """Back to an empty timeline; the buffers start small again. Where a device writes in place those of no more than the first room stay:
+        its kernels do not read rows beyond `n`, and it would fill each with zeros by a launch of its own. Elsewhere a number there that is
+        not finite would be seen, weighed with 0. lost: what they hold cannot be computed, so all are new."""
         self.ids: list[int] = []
         self.n = self.high = 0
         self._room = 0
         self._marks: dict[int, int] = {}  # serial -> n of the marks that can be returned to
-        begin = {s.name: (s.rows if isinstance(s, RingSpec) else s.block, *s.tail) for s in self.specs.values()}
-        stays = lambda name, shape: self.in_place and not lost and name in self.buffers and self.buffers[name].shape == shape
-        new = [name for name, shape in begin.items() if not stays(name, shape)]
+        most = {name: s.rows if isinstance(s, RingSpec) else _pool_rows(s, _FIRST_ROOM) for name, s in self.specs.items()}
+        stay = self.in_place and not lost
+        new = [name for name in self.specs if not (stay and name in self.buffers and self.buffers[name].shape[0] <= most[name])]
         self.version += bool(new)
-        self.buffers |= {name: self._zeros(begin[name], self.specs[name].dtype) for name in new}
+        for spec in map(self.specs.get, new):
+            self.buffers[spec.name] = self._zeros((spec.rows if isinstance(spec, RingSpec) else spec.block, *spec.tail), spec.dtype)
 
     def _zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> Any:
         # A host lane is only made for float32, the one dtype that its route computes in.
@@ -140,15 +149,16 @@ class Lane:
         self.buffers[name][first:last] = rows
 
     def reserve(self, tokens: int) -> None:
-        """Grow the pools to hold `tokens` tokens, by an eighth at least: what is recorded for a lane is recorded anew when they grow."""
+        """Grow the pools to hold `tokens` tokens, to one of few sizes that are the same for all lanes: what is recorded for a lane is
+        recorded anew when they grow, and serves other lanes of its sizes."""
         if tokens <= self._room:
             return
-        pools = {name: spec for name, spec in self.specs.items() if isinstance(spec, PoolSpec)}
-        for name, spec in pools.items():
-            if tokens // spec.ratio > (have := self.buffers[name].shape[0]):
-                self._grow(name, -(-max(tokens // spec.ratio, have + have // 8) // spec.block) * spec.block)
-        # The last tokens of a group that is not full take no row.
-        self._room = min((self.buffers[name].shape[0] * spec.ratio for name, spec in pools.items()), default=tokens)
+        self._room = _FIRST_ROOM
+        while self._room < tokens:
+            self._room += self._room // 8
+        for name, spec in self.specs.items():
+            if isinstance(spec, PoolSpec) and (rows := _pool_rows(spec, self._room)) > self.buffers[name].shape[0]:
+                self._grow(name, rows)
 
     def _grow(self, name: str, count: int) -> None:
         """To `count` rows. On the host the memory itself grows; MLX has no such call, there the buffer is copied once."""

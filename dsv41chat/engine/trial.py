@@ -18,7 +18,7 @@ class Trial:
 
     logits float32 [rows asked for, vocab]; of a recorded step (`kernels.replay`) in numpy, and such a step has no streams to show.
     taps [n, width]: what the build's drafter reads of every row, None unless asked for: the mean over the streams at each tapped layer,
-    side by side (DSpark), or the streams after the last layer (MTP).
+    side by side (DSpark), or the streams after the last layer (MTP). Of a recorded step the bits of bfloat16 numbers, uint16 in numpy.
     streams [n, S, D] after the last layer, None of rows of which neither logits nor taps were asked for; pre [n, S]: the coefficients that
     collapse them (V4.1), None where the head has its own. done: everything is computed already, as it is after a recorded step.
     """
@@ -26,7 +26,7 @@ class Trial:
     start: int
     count: int
     logits: mx.array | np.ndarray | None
-    taps: mx.array | None
+    taps: mx.array | np.ndarray | None
     streams: mx.array | None
     pre: mx.array | None
     done: bool = False

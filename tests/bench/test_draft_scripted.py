@@ -90,8 +90,10 @@ def test_only_the_ids_of_a_drafter_are_replaced():
 
 
 def test_slow_first_rounds_do_not_count():
-    rounds = [Seen(rows, True, RoundTimes(1, 1, s)) for rows, s in ((4, 90.0), (4, 2.0), (4, 2.0), (1, 1.0))]
-    assert usual_seconds(rounds) == 3 * 2 + 1
+    rounds = [Seen(rows, True, RoundTimes(1, 1, s)) for rows, s in ((4, 90.0), (4, 2.0), (4, 2.0), (1, 1.0), (1, 1.0), (1, 1.0), (2, 70.0))]
+    assert usual_seconds(rounds) == 3 * 2 + 3 * 1 + 2, "one of two rows, seen once, as the dearest other"
+    recorded = [Seen(3, True, RoundTimes(1, 1, 60.0, True)), *(Seen(3, True, RoundTimes(1, 1, 4.0)) for _ in range(3))]
+    assert usual_seconds(recorded) == 4 * 4 and usual_seconds(recorded[:1]) == 60
 
 
 def test_the_command(tmp_path, capsys):

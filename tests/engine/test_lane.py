@@ -58,8 +58,11 @@ def test_a_reset_leaves_what_is_small_where_a_device_writes():
     lane.n, lane.ids = 6, [1] * 6
     lane.reset()
     assert lane.buffers["ring"] is ring and lane.buffers["pool"] is pool and lane.version == version and lane.n == 0 and lane.ids == []
-    lane.append("pool", 0, rows(0, 5, False))
-    assert lane.buffers["pool"].shape == (8, 3)
+    lane.reserve(10)
+    pool = lane.buffers["pool"]
+    lane.reset()
+    assert lane.buffers["pool"] is pool and pool.shape == (2048, 3), "room for the first 4,096 tokens"
+    lane.append("pool", 0, rows(0, 2049, False))
     version = lane.version
     lane.reset()
     assert lane.buffers["ring"] is ring and lane.buffers["pool"].shape == (4, 3) and lane.version > version

@@ -12,6 +12,8 @@ import numpy as np
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.engine.sampling import SamplingParams, choose
 
+# Of a `Trial`: MLX's, or the bits of bfloat16 numbers in numpy.
+Taps = mx.array | np.ndarray
 # A sampled guess is drawn among this many best candidates; it only has to agree with the target often.
 _DRAFT_CANDIDATES = 64
 
@@ -36,7 +38,7 @@ class Drafter(Protocol):
     def reset(self) -> None:
         """Forget everything: the lane starts again."""
 
-    def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
+    def ingest(self, taps: Taps | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         """Committed rows at first_pos..: their taps and the token that follows each row. Cheap: the work waits for `propose`."""
 
     def propose(self, pending: int, n: int, want: int, sampling: SamplingParams) -> Proposal:
@@ -63,7 +65,7 @@ class PlainDrafter:
     def reset(self) -> None:
         return
 
-    def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
+    def ingest(self, taps: Taps | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         return
 
     def propose(self, pending: int, n: int, want: int, sampling: SamplingParams) -> Proposal:
@@ -115,7 +117,7 @@ class RowQueue:
         self.clear()
 
     def clear(self) -> None:
-        self.parts: list[mx.array] = []
+        self.parts: list[Taps] = []
         self.tokens: list[int] = []
         self.first = 0
 
@@ -123,7 +125,7 @@ class RowQueue:
     def end(self) -> int:
         return self.first + len(self.tokens)
 
-    def add(self, rows: mx.array, first: int, tokens: Sequence[int]) -> None:
+    def add(self, rows: Taps, first: int, tokens: Sequence[int]) -> None:
         """rows [r, ...] at positions first ..; rows that do not follow the ones held replace them."""
         if not len(tokens):
             return
@@ -154,10 +156,21 @@ class RowQueue:
                 left -= part.shape[0]
         self.parts = parts
 
-    def take(self) -> tuple[mx.array, int, list[int]] | None:
-        """(rows, first position, tokens) of everything held, which is then gone; None when there is nothing."""
+    def take(self) -> tuple[Taps, int, list[int]] | None:
+        """(rows, first position, tokens) of everything held, which is then gone; None when there is nothing. The rows are bits in numpy where
+        all of them came so."""
         if not self.tokens:
             return None
-        out = mx.concatenate(self.parts) if len(self.parts) > 1 else self.parts[0], self.first, self.tokens
+        if all(isinstance(part, np.ndarray) for part in self.parts):
+            rows = np.concatenate(self.parts)
+        else:
+            parts = list(map(numbers, self.parts))
+            rows = mx.concatenate(parts) if len(parts) > 1 else parts[0]
+        out = rows, self.first, self.tokens
         self.clear()
         return out
+
+
+def numbers(taps: Taps) -> mx.array:
+    """Taps as an MLX array of numbers."""
+    return mx.array(taps).view(mx.bfloat16) if isinstance(taps, np.ndarray) else taps

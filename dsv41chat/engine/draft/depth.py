@@ -18,12 +18,12 @@ from dsv41chat.engine.draft.base import Proposal
 from dsv41chat.engine.draft.costs import DraftCosts
 
 STEP_DRAFT, STEP_SHADOW, STEP_RATE = 0.10, 0.20, 0.12
-# A share of the decode time, and plain steps. BUDGET and GRANT: what a turn may lose, and BONUS more where earlier answers promise a lot,
-# so that one bad round at its start does not end drafting; LOOK: the part that a pass while parked may take; FIRST_LOOK: the dearest
-# pass that a turn without a loss may try; CREDIT: what is remembered of a gain.
+# A share of the decode time, and plain steps. BUDGET and GRANT: what a turn may lose, and BONUS more while the newest guesses, or earlier
+# answers, promise a lot, so that one bad round at its start does not end drafting; LOOK: the part that a pass while parked may take;
+# FIRST_LOOK: the dearest pass that a turn without a loss may try; CREDIT: what is remembered of a gain.
 BUDGET, GRANT, BONUS, LOOK, FIRST_LOOK, CREDIT = 0.015, 1.0, 1.0, 0.5, 1.25, 4.0
 # Expected speeds over plain decode: to draft again by what was learned, to go on drafting, good prospects, and to believe the drafter alone.
-ON, OFF, GOOD, SURE = 1.06, 0.99, 1.3, 1.65
+ON, OFF, GOOD, SURE = 1.06, 0.99, 1.15, 1.65
 # A round is charged at most this many times what it should have taken.
 LATE = 1.25
 DECAY, PRIOR = 0.97, 2.0
@@ -107,7 +107,8 @@ class DepthPolicy:
         self.shadow: list[int] | None = None
         self.guessed: tuple[Proposal, int] = (Proposal(()), 0)
         prospects, self.taught = self.gain(), self.taught or self.judged > 0
-        self.parked, self.grant = prospects < ON, GRANT + (BONUS if self.taught and prospects >= GOOD else 0.0)
+        # Expected speed over plain decode: of the newest guesses, before the first ones by what earlier answers taught.
+        self.parked, self.promise = prospects < ON, prospects if self.taught else 0.0
         self.mode = "plain"
 
     def gain(self) -> float:
@@ -126,13 +127,14 @@ class DepthPolicy:
     def ask(self, limit: int) -> int:
         """Proposals to ask the drafter for; 0 for a plain round."""
         self.mode = self._mode() if limit > 0 else "plain"
-        return 0 if self.mode == "plain" else self.block if self.mode == "shadow" else min(self.block, limit)
+        # Always a whole block, also where fewer can count: passes of other sizes would be compiled or recorded for an answer's last round.
+        return 0 if self.mode == "plain" else self.block
 
     def _mode(self) -> str:
         one, earned = self.costs.rows[0], BUDGET * self.total
         if not self.costs.known:
             return "plain"
-        if not self.parked and self.loss > earned + self.grant * one:
+        if not self.parked and self.loss > earned + (GRANT + BONUS * (self.promise >= GOOD)) * one:
             self.parked = True
         if not self.parked:
             return "plain" if self.costs.stale else "draft"
@@ -145,7 +147,9 @@ class DepthPolicy:
         chances = [self._chance(j, proposal.confidence) for j in range(most)]
         # Guessed costs that are too high would never be found out, so the first windows of a machine are verified whatever they promise.
         untimed = self.mode != "plain" and most > 0 and not self.costs.windows_known
-        sure = proposal.confidence is not None and self._speed(chances) >= SURE
+        if most:
+            self.promise = self._speed(chances)
+        sure = proposal.confidence is not None and self.promise >= SURE
         if self.mode == "shadow" and (untimed or sure):
             # The drafter is sure enough for its guesses to be tried at once.
             self.mode, self.parked, self.rate, self.shadow = "draft", False, None, None

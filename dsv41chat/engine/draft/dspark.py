@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.draft.base import Proposal, RowQueue, check_spread, draft_choice, logit_spread
+from dsv41chat.engine.draft.base import Proposal, RowQueue, Taps, check_spread, draft_choice, logit_spread, numbers
 from dsv41chat.engine.draft.host_pass import HostPass
 from dsv41chat.engine.draft.rings import DraftRings
 from dsv41chat.engine.draft.stage import Stage
@@ -66,9 +66,9 @@ class DSparkModel:
         table = rope_table(self.frequencies, first + np.arange(taps.shape[0]))
         return [stage.latent(x, table) for stage in self.stages]
 
-    def extend(self, taps: mx.array, first: int, rings: DraftRings) -> None:
+    def extend(self, taps: Taps, first: int, rings: DraftRings) -> None:
         """Put the `context` of committed rows into their rings."""
-        rings.write(first, self.context(taps, first))
+        rings.write(first, self.context(numbers(taps), first))
 
     def base(self, z: mx.array) -> mx.array:
         """z [n, D] -> the head's logits float32 [n, vocab], before the Markov chain."""
@@ -135,7 +135,7 @@ class DSparkDrafter:
         self.queue.clear()
         self.rings.reset()
 
-    def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
+    def ingest(self, taps: Taps | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         self.queue.add(taps, first_pos, next_tokens)
 
     def propose(self, pending: int, n: int, want: int, sampling: SamplingParams) -> Proposal:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from dsv41chat.engine.draft.base import Drafter, PlainDrafter, Proposal
+from dsv41chat.engine.draft.base import Drafter, PlainDrafter, Proposal, Taps
 from dsv41chat.engine.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class GuardedDrafter:
     def reset(self) -> None:
         self._try(lambda: self._inner.reset(), None)
 
-    def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
+    def ingest(self, taps: Taps | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         self._try(lambda: self._inner.ingest(taps, first_pos, next_tokens), None)
 
     def propose(self, pending: int, n: int, want: int, sampling: SamplingParams) -> Proposal:

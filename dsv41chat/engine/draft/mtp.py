@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.draft.base import Proposal, RowQueue, check_spread, draft_choice, logit_spread
+from dsv41chat.engine.draft.base import Proposal, RowQueue, Taps, check_spread, draft_choice, logit_spread, numbers
 from dsv41chat.engine.draft.rings import DraftRings
 from dsv41chat.engine.draft.stage import Stage
 from dsv41chat.engine.nn.hyper_connection import HyperHead
@@ -88,7 +88,7 @@ class MTPDrafter:
         self.rings.reset()
         self.last = None
 
-    def ingest(self, taps: mx.array | None, first_pos: int, next_tokens: Sequence[int]) -> None:
+    def ingest(self, taps: Taps | None, first_pos: int, next_tokens: Sequence[int]) -> None:
         """taps [r, S * D]: the streams after the trunk's last layer."""
         self.queue.add(taps, first_pos, next_tokens)
 
@@ -119,7 +119,7 @@ class MTPDrafter:
             return
         rows, first, tokens = waiting
         self.rings.begin(first)
-        h = rows.reshape(len(tokens), self.model.streams, -1).astype(self.model.dtype)
+        h = numbers(rows).reshape(len(tokens), self.model.streams, -1).astype(self.model.dtype)
         stream = self.model.entries(h, mx.array(np.array(tokens, np.int32)), first, self.rings)[-1:]
         self.rings.advance(first + len(tokens))
         mx.async_eval(stream, list(self.rings.buffers.values()))

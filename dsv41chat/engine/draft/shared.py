@@ -23,6 +23,8 @@ from dsv41chat.engine.trial import Trunk
 
 _log = logging.getLogger(__name__)
 _CALIBRATION_ROUNDS = 5
+# Positions after one another at which windows close groups of tokens or not: each way is a recorded step of its own.
+_POSITIONS = 4
 
 
 def guessed_costs(trunk: Trunk, model: DraftModel | None) -> DraftCosts:
@@ -58,6 +60,8 @@ class Drafting:
         self._rows_key, self._costs_key = f"rows.{machine}", f"draft.costs.{build}.{machine}.{exact}"
         self._learned_key = f"draft.learned.{build}"
         self._verdicts: list[rowcheck.Verdict] | None = None
+        # Steps are recorded for a process, costs are kept.
+        self._recorded = trunk.routes.replay is None
         if model is None:
             _log.log(logging.WARNING if fault else logging.INFO, "%s", fault or "no drafter in this build: answers are decoded plainly")
         self.costs = DraftCosts.from_json(facts.get(self._costs_key, ""), self.block) or guessed_costs(trunk, model)
@@ -110,45 +114,50 @@ class Drafting:
 
     @property
     def wants_calibration(self) -> bool:
-        """Whether some window size has hardly been timed, so that its cost is still a guess."""
-        return self.model is not None and min(self.costs.samples) < FIRST_COSTS
+        """Whether some window size has hardly been timed, so that its cost is still a guess, or steps are still to be recorded."""
+        return self.model is not None and (min(self.costs.samples) < FIRST_COSTS or not self._recorded)
 
     def calibrate(self, cancel: Callable[[], bool] = lambda: False, position: int = 128) -> bool:
         """Time windows of 1 .. block + 1 rows and a pass of the drafter on a scratch lane of `position` tokens, and keep the costs.
 
-        The median of several each, after a first one that is not counted. Takes a second or so; for idle moments and `doctor`.
-        Asks cancel before each; False, and nothing is kept, when it says so.
+        The median of several each, after a first one that is not counted. Takes a second or so; for idle moments and `doctor`. What is
+        recorded for the scratch lane serves the next conversation. Asks cancel before each; False, and nothing is kept, when it says so.
         """
         if self.model is None:
             return False
         self.verdicts()
         target, drafter = Target(self.trunk), new_drafter(self.model)
-        ids = np.random.default_rng(0).integers(0, self.trunk.config.vocab_size, position + self.block + 1).tolist()
-        trial = target.rows(ids[:position], logits_from=None, want_taps=True)
-        target.commit(trial, trial.count)
-        drafter.ingest(trial.taps, 0, ids[1 : position + 1])
+        turns = 1 + _CALIBRATION_ROUNDS + (0 if self.trunk.routes.replay is None else _POSITIONS)
+        ids = np.random.default_rng(0).integers(0, self.trunk.config.vocab_size, position + turns + self.block + 1).tolist()
+        # As in a round of middling success: some rows have come since the last pass.
+        first = max(1, position - (self.block + 1) // 2)
+        for a, b in ((0, first), (first, position)):
+            trial = target.rows(ids[a:b], logits_from=None, want_taps=True)
+            target.commit(trial, trial.count)
+            drafter.ingest(trial.taps, a, ids[a + 1 : b + 1])
 
-        calls = [lambda m=m: np.array(target.rows(ids[position : position + m], want_taps=True).logits) for m in range(1, self.block + 2)]
-
-        def propose() -> None:
-            # As in a round of middling success: some rows have come since the last pass.
-            first = position - (self.block + 1) // 2
+        def propose(sampling: SamplingParams) -> None:
             drafter.truncate(first)
-            drafter.ingest(trial.taps[first:], first, ids[first + 1 : position + 1])
-            drafter.propose(ids[position], position, self.block, SamplingParams())
+            drafter.ingest(trial.taps, first, ids[first + 1 : position + 1])
+            drafter.propose(ids[position], position, self.block, sampling)
 
-        calls.append(propose)
+        window = lambda m: np.array(target.rows(ids[target.n : target.n + m], want_taps=True).logits)
+        calls = [lambda m=m: window(m) for m in range(1, self.block + 2)] + [lambda: propose(SamplingParams())]
+        propose(SamplingParams(temperature=1.0))
         seconds: list[list[float]] = [[] for _ in calls]
         # All in turn, so that a busy moment of the machine does not fall on one of them.
-        for _ in range(_CALIBRATION_ROUNDS + 1):
+        for turn in range(turns):
             for call, found in zip(calls, seconds):
                 if cancel():
                     return False
-                began = time.perf_counter()
+                recorded, began = target.recorded, time.perf_counter()
                 call()
-                found.append(time.perf_counter() - began)
-        *rows, draft = (statistics.median(found[1:]) for found in seconds)
+                if turn and target.recorded == recorded:
+                    found.append(time.perf_counter() - began)
+            target.commit(target.rows(ids[target.n : target.n + 1], want_taps=True), 1)
+        *rows, draft = map(statistics.median, seconds)
         self.costs.set(rows, draft, [_CALIBRATION_ROUNDS] * len(rows), _CALIBRATION_ROUNDS)
+        self._recorded = True
         self.keep_costs()
         return True
 

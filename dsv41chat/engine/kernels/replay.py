@@ -21,6 +21,7 @@ import numpy as np
 
 from dsv41chat.engine.engram.fetch import Ticket
 from dsv41chat.engine.engram.values import take_host_values
+from dsv41chat.engine.kernels.heritage import Heritage
 from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.recorder import Place, Recorder, Tape
 from dsv41chat.engine.kernels.recording import Form, Given, RecordedLane, RecordedRows, form_of
@@ -34,6 +35,7 @@ from dsv41chat.engine.trial import Trial
 # Steps of other forms that a lane keeps ready: of each size of window the few that positions in a group and the length of the text make.
 _KEPT_FORMS = 32
 # A lane's buffers of at most so many bytes keep the memory that its steps were recorded for: what MLX makes of them in a prompt is copied back.
+# As much is kept of lanes that are gone.
 KEPT_BYTES = 128 << 20
 _TRIES = 3
 # Operations whose work is part of others in a trunk.
@@ -70,6 +72,11 @@ class Home:
     def fits(self, buffers: Mapping[str, mx.array]) -> bool:
         return bool(self.kept) and all(buffers[name].shape == array.shape for name, array in self.kept.items())
 
+    @property
+    def nbytes(self) -> int:
+        """Of the buffers that are kept."""
+        return sum(array.nbytes for array in self.kept.values())
+
 
 class Player(Protocol):
     """What runs tapes: a device, or in tests the CPU shim."""
@@ -96,11 +103,12 @@ def handles(buffers: Mapping[str, mx.array]) -> dict[str, mx.array]:
 
 @dataclass
 class _Ready:
-    """What is loaded for a lane, for buffers that lie where they lay in this version of it."""
+    """What is loaded for a lane, for buffers that lie where they lay in this version of it. leave: gives it up for other lanes."""
 
     version: int
     forms: dict[Form, Step]
     home: Home
+    leave: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,7 @@ class Replay:
         engrams = {layer.plan.engram_slot: layer.engram for layer in trunk.layers if getattr(layer, "engram", None) is not None}
         self._widths = _Widths({slot: width(bare(bare(engram).wkv)) for slot, engram in engrams.items()})
         self._lanes: WeakKeyDictionary[Lane, _Ready] = WeakKeyDictionary()
+        self._heritage: Heritage[_Ready] = Heritage(KEPT_BYTES)
         self.recorded = 0
         try:
             launches = len(self.record(self._lane(), 0, 1, True, False)[0].launches)
@@ -179,8 +188,8 @@ class Replay:
             # Also when a table row cannot be read: the block and the lane belong to the parts that run until they are done.
             results = loaded.results()
         logits = results.pop(0).view(np.float32).reshape(len(ids), -1) if logits_from == 0 else None
-        taps = [mx.array(tap).view(self.trunk.dtype).reshape(len(ids), -1) for tap in results]
-        return Trial(start, len(ids), logits, mx.concatenate(taps, axis=-1) if taps else None, None, None, True)
+        taps = [tap.view(np.uint16).reshape(len(ids), -1) for tap in results]
+        return Trial(start, len(ids), logits, np.concatenate(taps, axis=-1) if taps else None, None, None, True)
 
     def ready(self, lane: Lane, start: int, count: int, logits: bool, taps: bool) -> Step:
         """The step of a position of a lane, loaded."""
@@ -196,13 +205,23 @@ class Replay:
         return ready.forms[form]
 
     def _settled(self, lane: Lane, before: _Ready | None) -> _Ready:
-        """What is loaded for a lane that MLX wrote to: all that was, where its buffers can lie where they lay."""
-        if before is not None and before.home.fits(lane.buffers):
-            self.player.bring_back(before.home, lane.buffers)
-            before.version = lane.version
-            return before
-        # Buffers that are too large to be there twice are left to MLX.
-        return _Ready(lane.version, {}, self.player.settle(lane.buffers, sum(b.nbytes for b in lane.buffers.values()) <= KEPT_BYTES))
+        """What is loaded for a lane that MLX wrote to: all that was, where its buffers can lie where they lay; else what another lane of
+        its shapes has left."""
+        ready = before
+        if before is None or not before.home.fits(lane.buffers):
+            if before is not None:
+                before.leave()
+            ready = self._heritage.take(lambda left: left.home.fits(lane.buffers))
+        if ready is not None:
+            self.player.bring_back(ready.home, lane.buffers)
+            ready.version = lane.version
+        else:
+            # Buffers that are too large to be there twice are left to MLX.
+            keep = sum(b.nbytes for b in lane.buffers.values()) <= KEPT_BYTES
+            ready = _Ready(lane.version, {}, self.player.settle(lane.buffers, keep))
+        if ready is not before:
+            ready.leave = self._heritage.will(lane, ready, ready.home.nbytes)
+        return ready
 
     def _load(self, lane: Lane, home: Home, start: int, count: int, logits: bool, taps: bool) -> Step:
         self.recorded += 1

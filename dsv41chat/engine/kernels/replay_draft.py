@@ -16,16 +16,17 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.draft.base import check_spread, host_choice
+from dsv41chat.engine.draft.base import Taps, check_spread, host_choice
 from dsv41chat.engine.draft.dspark import DSparkModel
 from dsv41chat.engine.draft.rings import DraftRings
 from dsv41chat.engine.kernels.glue import STREAMS, Collapse, Embed, Guess, HeadMix, RowNorm, Scatter, Settle
 from dsv41chat.engine.kernels.gpu import core, wide_product
+from dsv41chat.engine.kernels.heritage import Heritage
 from dsv41chat.engine.kernels.hyper import Enter
 from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.recorder import Memory, Place, Recorder, Tape
 from dsv41chat.engine.kernels.recording import Given
-from dsv41chat.engine.kernels.replay import Home, Loaded, Replay, shadow
+from dsv41chat.engine.kernels.replay import KEPT_BYTES, Home, Loaded, Replay, shadow
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.sites import Site, bare, stored, width
 from dsv41chat.engine.ops.rope import host_table
@@ -47,7 +48,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Committed:
-    """Rows for the rings. taps: bits of bfloat16 [r, layers * D]; at int32 [r]: their slots."""
+    """Rows for the rings. taps: bits of bfloat16 [MOST_ROWS, layers * D]; at int32 [MOST_ROWS]: their slots, -1 for none."""
 
     taps: np.ndarray
     positions: np.ndarray
@@ -67,6 +68,14 @@ class Drawn:
     """The token before a guess that is drawn on the host."""
 
     token: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What is loaded for rings, by form: a step and what writes its block."""
+
+    home: Home
+    steps: dict[tuple, tuple[Loaded, Callable]]
 
 
 class RecordedStage:
@@ -125,10 +134,10 @@ class DraftReplay:
         own, following = m.confidence[: m.norm.shape[0]], m.confidence[m.norm.shape[0] :]
         self.confidence = np.array(own), np.array(m.markov_embed.astype(mx.float32) @ following)
         self.recorded = 0
-        self._homes: WeakKeyDictionary[DraftRings, Home] = WeakKeyDictionary()
-        self._steps: WeakKeyDictionary[DraftRings, dict[tuple, tuple[Loaded, Callable]]] = WeakKeyDictionary()
+        self._rings: WeakKeyDictionary[DraftRings, _Ready] = WeakKeyDictionary()
+        self._heritage: Heritage[_Ready] = Heritage(KEPT_BYTES)
         try:
-            launches = [len(self.record(self.rings(), form)[0].launches) for form in (("pass", m.block, True), ("extend", 1), ("put",))]
+            launches = [len(self.record(self.rings(), form)[0].launches) for form in (("pass", m.block, True), ("extend",), ("put",))]
         except (TypeError, AttributeError) as error:
             raise Declined(f"something between the kernels is not one: {error}") from error
         form = " ".join((stored(bare(m.head)), stored(bare(m.main_proj)), str(m.block), str(m.window)))
@@ -140,13 +149,19 @@ class DraftReplay:
 
     # what the drafter calls
 
-    def extend(self, taps: mx.array, first: int, rings: DraftRings) -> None:
-        """As `DSparkModel.extend`."""
-        count = taps.shape[0]
-        if count > MOST_ROWS:
+    def extend(self, taps: Taps, first: int, rings: DraftRings) -> None:
+        """As `DSparkModel.extend`. Rows of recorded steps, however many, go in `MOST_ROWS` at a time: what a drafter that was not asked for
+        a while has before it would else be built, with kernels for every number of rows."""
+        count = len(taps)
+        if isinstance(taps, mx.array) and count > MOST_ROWS:
             rings.write(first, self.model.context(taps, first))
             return
-        self._play(rings, ("extend", count), Committed(_bits(taps), first + np.arange(count), rings.places(first, count)))
+        bits, places = taps if isinstance(taps, np.ndarray) else _bits(taps), rings.places(first, count)
+        for a in range(0, count, MOST_ROWS):
+            rows = bits[a : a + MOST_ROWS]
+            filled, at = np.zeros((MOST_ROWS, rows.shape[1]), np.uint16), np.full(MOST_ROWS, -1, np.int32)
+            filled[: len(rows)], at[: len(rows)] = rows, places[a : a + MOST_ROWS]
+            self._play(rings, ("extend",), Committed(filled, first + a + np.arange(MOST_ROWS), at))
         rings.written(first, count)
 
     def put(self, rings: DraftRings, slots: np.ndarray, rows: Sequence[mx.array]) -> None:
@@ -194,24 +209,32 @@ class DraftReplay:
 
     def _play(self, rings: DraftRings, form: tuple, brought: Pass | Committed | Written | Drawn) -> list[np.ndarray]:
         """Waits for all of it: the block in the host's memory is used again, and MLX may read the rings next."""
-        steps = self._steps.setdefault(rings, {})
-        if form not in steps:
+        ready = self._rings.get(rings) or self._settled(rings)
+        if form not in ready.steps:
             self.recorded += 1
             tape, given, results = self.record(rings, form)
-            if rings not in self._homes:
-                # Only recorded launches write to them.
-                self._homes[rings] = self.player.settle(rings.buffers, False)
-            loaded = self.player.load(tape, given, results, self._homes[rings])
-            steps[form] = loaded, given.filler(loaded.block)
-        loaded, fill = steps[form]
+            loaded = self.player.load(tape, given, results, ready.home)
+            ready.steps[form] = loaded, given.filler(loaded.block)
+        loaded, fill = ready.steps[form]
         fill(brought)
         loaded.play(0)
         return loaded.results()
 
+    def _settled(self, rings: DraftRings) -> _Ready:
+        """Of rings that are new: what others left, or nothing yet. From here on only recorded launches write to them."""
+        ready = self._heritage.take(lambda left: left.home.fits(rings.buffers))
+        if ready is not None:
+            self.player.bring_back(ready.home, rings.buffers)
+        else:
+            ready = _Ready(self.player.settle(rings.buffers, True), {})
+        self._heritage.will(rings, ready, ready.home.nbytes)
+        self._rings[rings] = ready
+        return ready
+
     # recording
 
     def record(self, rings: DraftRings, form: tuple) -> Recorded:
-        """(launches, the block that they need, results). form: (pass, guesses, greedy), (chain,), (extend, rows) or (put,)."""
+        """(launches, the block that they need, results). form: (pass, guesses, greedy), (chain,), (extend,) or (put,)."""
         kind, *rest = form
         places = [Place(Memory("lane", b.nbytes, name), b.shape, b.dtype) for name, b in rings.buffers.items()]
         tape, given = self.recorder.begin(), Given()
@@ -251,10 +274,10 @@ class DraftReplay:
         token = given.place("token", (1,), mx.int32, lambda r: r.token)
         return [self.markov_head(self.markov_embed(token).reshape(STREAMS, -1)[:1])]
 
-    def _record_extend(self, given: Given, rings: list[Place], count: int) -> list[Place]:
-        taps = given.place("taps", (count, width(bare(self.model.main_proj))), mx.bfloat16, lambda r: r.taps)
-        at = given.place("at", (count,), mx.int32, lambda r: r.at)
-        x, table = self.main_norm(self.main_proj(taps)), self._table(given, count)
+    def _record_extend(self, given: Given, rings: list[Place]) -> list[Place]:
+        taps = given.place("taps", (MOST_ROWS, width(bare(self.model.main_proj))), mx.bfloat16, lambda r: r.taps)
+        at = given.place("at", (MOST_ROWS,), mx.int32, lambda r: r.at)
+        x, table = self.main_norm(self.main_proj(taps)), self._table(given, MOST_ROWS)
         for stage, ring in zip(self.stages, rings):
             self.scatter.into(stage.attention.latent(x, table), at, ring)
         return []

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from dsv41chat.engine.draft.base import numbers
 from dsv41chat.engine.errors import EngramReadError, RouteUnavailable
 from dsv41chat.engine.kernels import glue, matrix
 from dsv41chat.engine.kernels import recorder as recorder_module
 from dsv41chat.engine.kernels import replay as replay_module
 from dsv41chat.engine.kernels.gpu import builders, gpu_route
+from dsv41chat.engine.kernels.heritage import Heritage
 from dsv41chat.engine.kernels.recorder import Memory, Place, Recorder, Tape, arrange
 from dsv41chat.engine.kernels.recording import form_of
 from dsv41chat.engine.kernels.replay import Replay
@@ -68,7 +71,7 @@ def feed(trunk, ids, cuts, recorded: bool = True, taps: bool = False) -> tuple[n
     for a, b in zip([0, *cuts], cuts):
         trial = target.rows(ids[a:b], want_taps=taps)
         out.append(np.array(trial.logits))
-        found.append(None if trial.taps is None else np.array(trial.taps.astype(mx.float32)))
+        found.append(None if trial.taps is None else np.array(numbers(trial.taps).astype(mx.float32)))
         target.commit(trial, b - a)
     trunk.routes.replay = kept
     return np.concatenate(out[1:]), target, found[1:]
@@ -153,6 +156,49 @@ def test_lanes_and_prompts_in_turn(trunk):
     a.drop()
     a.lane.load(saved)
     np.testing.assert_array_equal(np.array(a.rows(long).logits), built)
+
+
+def test_a_lane_takes_over_what_another_left(trunk, monkeypatch):
+    """No step is recorded again for the next conversation, which has its own rows all the same; two that live share nothing."""
+    replay, cuts = trunk.routes.replay, [PROMPT, *range(PROMPT + 1, PROMPT + 5), PROMPT + 8]
+    first = list(tokens(96, 40))
+    second = first[::-1]
+    want, built, _ = feed(trunk, second, cuts, recorded=False)
+    _, gone, _ = feed(trunk, first, cuts)
+    del gone
+    gc.collect()
+    recorded = replay.recorded
+    got, mine, _ = feed(trunk, second, cuts)
+    assert replay.recorded == recorded
+    np.testing.assert_array_equal(got, want)
+    assert state(mine) == state(built)
+    other, living, _ = feed(trunk, first, cuts)
+    assert state(mine) == state(built) and state(living) != state(mine)
+    del living
+    gc.collect()
+    with monkeypatch.context() as patch:
+        patch.setattr(replay.player, "bring_back", lambda home, buffers: buffers.update(home.kept))
+        assert not np.array_equal(feed(trunk, second, cuts)[0], want), "the planted fault: rows of the prompt are not copied there"
+
+
+class Owner:
+    pass
+
+
+def test_what_is_left_is_bounded():
+    heritage, owners = Heritage(100), [Owner() for _ in range(4)]
+    for i, owner in enumerate(owners):
+        heritage.will(owner, i, 40 if i else 0)
+    assert heritage.take(lambda value: True) is None
+    del owner
+    while owners:
+        owners.pop(0)
+    assert [heritage.take(lambda value: True) for _ in range(3)] == [3, 2, None], "the newest two; what holds nothing is not left"
+    early, owner = Heritage(100), Owner()
+    early.will(owner, 7, 1)()
+    assert early.take(lambda value: value == 6) is None and early.take(lambda value: value == 7) == 7
+    del owner
+    assert early.take(lambda value: True) is None, "left once"
 
 
 def test_rows_after_a_second_prompt(trunk):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from dsv41chat.engine.errors import EngineError
 from dsv41chat.engine.kernels import glue
 from dsv41chat.engine.kernels.glue import Guess
 from dsv41chat.engine.kernels.gpu import builders, gpu_route
+from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.recorder import Recorder
 from dsv41chat.engine.kernels.replay import Replay
 from dsv41chat.engine.kernels.replay_draft import Committed, DraftReplay, Pass
@@ -121,11 +123,11 @@ def test_a_pass_has_the_bits_of_its_kernels_called_one_by_one(model):
     got, bits = replay.base(9, n, f.block, rings)
     np.testing.assert_array_equal(got, np.array(want))
     np.testing.assert_array_equal(bits.view(np.uint16).reshape(z.shape), np.array(z.view(mx.uint16)))
-    rows = slice(PROMPT + 1, PROMPT + 6)
-    at = rings.places(rows.start, 5)
-    direct.now(Committed(np.array(taps[rows].view(mx.uint16)), np.arange(rows.start, rows.stop), at), rings, ("extend", 5))
+    rows = slice(PROMPT + 1, PROMPT + 1 + MOST_ROWS)
+    at = rings.places(rows.start, MOST_ROWS)
+    direct.now(Committed(np.array(taps[rows].view(mx.uint16)), np.arange(rows.start, rows.stop), at), rings, ("extend",))
     for made, ring in zip(direct.written, rings.buffers.values(), strict=True):
-        assert mx.array_equal(made, ring[mx.array(at)])
+        assert mx.array_equal(made[:5], ring[mx.array(at[:5])])
     assert replay.player.played.count("scatter") and {"tensor_attend", "collapse", "guess", "route"} <= set(replay.player.played)
 
 
@@ -195,6 +197,35 @@ def test_rings_through_a_conversation(model):
     drafter.ingest(other[:PROMPT], 0, [3] * PROMPT)
     fresh = fed(model, other, (PROMPT,))
     np.testing.assert_array_equal(base(drafter, PROMPT), base(fresh, PROMPT))
+
+
+def test_rows_of_recorded_steps_wait_as_bits(model):
+    """Whatever number of them has come since the last pass goes in by the same recorded launches, also behind rows of a prompt."""
+    taps, recorded = committed(model), model.replay.recorded
+    bits = np.array(taps.view(mx.uint16))
+    want, drafter, mixed = fed(model, taps, (PROMPT, *range(PROMPT + 1, ROWS + 1))), fed(model, taps, (PROMPT,)), new_drafter(model)
+    for n in range(PROMPT, ROWS):
+        drafter.ingest(bits[n : n + 1], n, [7])
+    assert len(drafter.queue.tokens) > MOST_ROWS
+    drafter.flush()
+    assert seen(drafter) == seen(want)
+    mixed.ingest(taps[:PROMPT], 0, [7] * PROMPT)
+    mixed.ingest(bits[PROMPT:], PROMPT, [7] * (ROWS - PROMPT))
+    mixed.flush()
+    for a, b in zip(mixed.rings.buffers.values(), want.rings.buffers.values(), strict=True):
+        assert apart(np.array(a.astype(mx.float32)), np.array(b.astype(mx.float32))) < 2e-2
+    assert model.replay.recorded <= recorded + 6, "at most an extension and a put of each conversation"
+
+
+def test_rings_take_over_what_others_left(model):
+    taps, gone = committed(model), fed(model, committed(model, 6), (PROMPT, ROWS))
+    gone.propose(9, ROWS, 3, GREEDY)
+    want = fed(replace(model, replay=None), taps, (PROMPT,))
+    del gone
+    gc.collect()
+    recorded, drafter = model.replay.recorded, fed(model, taps, (PROMPT,))
+    assert seen(drafter) == seen(want) and len(drafter.propose(9, PROMPT, 3, GREEDY).ids) == 3
+    assert model.replay.recorded == recorded
 
 
 def test_a_stored_state_goes_to_a_built_pass_and_back(model):
