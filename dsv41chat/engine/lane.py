@@ -189,6 +189,10 @@ class Lane:
         mx.eval(list(copies.values()))
         return copies
 
+    def move(self) -> None:
+        """All buffers into memory that nobody else holds."""
+        self.buffers.update(self._copies(self.buffers))
+
     def restore_rings(self, held: dict[str, Any]) -> None:
         """May be called again with the same rings."""
         self.version += 1

@@ -209,9 +209,11 @@ class Replay:
         its shapes has left."""
         ready = before
         if before is None or not before.home.fits(lane.buffers):
-            if before is not None:
-                before.leave()
             ready = self._heritage.take(lambda left: left.home.fits(lane.buffers))
+            if before is not None:
+                # What MLX has not written since lies in the memory that other lanes may have from now on.
+                lane.move()
+                before.leave()
         if ready is not None:
             self.player.bring_back(ready.home, lane.buffers)
             ready.version = lane.version
