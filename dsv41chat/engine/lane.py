@@ -58,6 +58,11 @@ class LaneMark:
     rings: dict[str, Any]
 
 
+def _pool_rows(spec: PoolSpec, tokens: int) -> int:
+    """Of a pool that holds so many tokens, in whole blocks."""
+    return -(-tokens // (spec.ratio * spec.block)) * spec.block
+
+
 class Lane:
     """host: buffers are numpy arrays that are written in place, else MLX arrays. in_place: a device writes into the memory of these as
     well, so what is held of them is copied. version: counts the times that MLX gave a buffer new contents, and maybe another place.
@@ -70,18 +75,23 @@ class Lane:
         self.roll, self.host, self.in_place = roll, host, in_place
         self.version = 0
         self._serial = 0
+        self.buffers: dict[str, Any] = {}
         self.reset()
 
-    def reset(self) -> None:
-        """Back to an empty timeline; the buffers start small again."""
+    def reset(self, lost: bool = False) -> None:
+        """Back to an empty timeline; the buffers start small again. Where a device writes in place those of no more than the first room stay:
+        its kernels do not read rows beyond `n`, and it would fill each with zeros by a launch of its own. Elsewhere a number there that is
+        not finite would be seen, weighed with 0. lost: what they hold cannot be computed, so all are new."""
         self.ids: list[int] = []
         self.n = self.high = 0
-        self.version += 1
         self._room = 0
         self._marks: dict[int, int] = {}  # serial -> n of the marks that can be returned to
-        self.buffers: dict[str, Any] = {
-            s.name: self._zeros((s.rows if isinstance(s, RingSpec) else s.block, *s.tail), s.dtype) for s in self.specs.values()
-        }
+        most = {name: s.rows if isinstance(s, RingSpec) else _pool_rows(s, _FIRST_ROOM) for name, s in self.specs.items()}
+        stay = self.in_place and not lost
+        new = [name for name in self.specs if not (stay and name in self.buffers and self.buffers[name].shape[0] <= most[name])]
+        self.version += bool(new)
+        for spec in map(self.specs.get, new):
+            self.buffers[spec.name] = self._zeros((spec.rows if isinstance(spec, RingSpec) else spec.block, *spec.tail), spec.dtype)
 
     def _zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> Any:
         # A host lane is only made for float32, the one dtype that its route computes in.
@@ -105,6 +115,31 @@ class Lane:
         self.version += 1
         self.buffers[name][slots] = rows
 
+    def before(self, name: str, first: int, count: int) -> list[Any]:
+        """The rows of the `count` positions before `first`, which ring `name` holds: one or two runs of them, the oldest first."""
+        return [self.buffers[name][slots] for slots, _ in self._runs(name, first - count, count)]
+
+    def keep(self, name: str, first: int, rows: Any) -> None:
+        """Put rows [k, ...] of positions first, first + 1, ... where ring `name` has them; of more than it holds the last ones."""
+        self.version += 1
+        size, count = self.specs[name].rows, rows.shape[0]
+        if count < size or self.host:
+            skipped = max(0, count - size)
+            for slots, part in self._runs(name, first + skipped, count - skipped):
+                self.buffers[name][slots] = rows[skipped + part.start : skipped + part.stop]
+            return
+        # All of it is new, so the old one is not even read. A copy, because rows may be many times the ring.
+        turn = count - (first + count) % size
+        parts = [rows[turn:], rows[count - size : turn]] if turn < count else [rows[count - size :]]
+        self.buffers[name] = mx.concatenate(parts) if len(parts) > 1 else mx.contiguous(*parts)
+
+    def _runs(self, name: str, first: int, count: int) -> list[tuple[slice, slice]]:
+        """(slots of ring `name`, places among the positions) of `count` positions from `first` on, no more than the ring has."""
+        size = self.specs[name].rows
+        at = first % size
+        cuts = [(at, 0, min(count, size - at)), (0, size - at, count)]
+        return [(slice(slot, slot + b - a), slice(a, b)) for slot, a, b in cuts if a < b]
+
     def append(self, name: str, first: int, rows: Any) -> None:
         """Put rows at pool rows first, first + 1, ... and grow the buffer when they do not fit."""
         last, block = first + rows.shape[0], self.specs[name].block
@@ -122,7 +157,7 @@ class Lane:
         while self._room < tokens:
             self._room += self._room // 8
         for name, spec in self.specs.items():
-            if isinstance(spec, PoolSpec) and (rows := -(-self._room // (spec.ratio * spec.block)) * spec.block) > self.buffers[name].shape[0]:
+            if isinstance(spec, PoolSpec) and (rows := _pool_rows(spec, self._room)) > self.buffers[name].shape[0]:
                 self._grow(name, rows)
 
     def _grow(self, name: str, count: int) -> None:
@@ -153,6 +188,10 @@ class Lane:
         copies = {name: ring * mx.array(1, ring.dtype) for name, ring in rings.items()}
         mx.eval(list(copies.values()))
         return copies
+
+    def move(self) -> None:
+        """All buffers into memory that nobody else holds."""
+        self.buffers.update(self._copies(self.buffers))
 
     def restore_rings(self, held: dict[str, Any]) -> None:
         """May be called again with the same rings."""

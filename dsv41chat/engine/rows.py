@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +12,7 @@ import numpy as np
 from dsv41chat.engine.engram.fetch import Ticket
 from dsv41chat.engine.engram.values import take_host_values, take_values
 from dsv41chat.engine.ops.blocks import row_blocks
-from dsv41chat.engine.ops.rope import host_table, rope_table
+from dsv41chat.engine.ops.rope import Frequencies, host_table, rope_table
 from dsv41chat.engine.plan import LayerPlan, RopeSpec
 
 # Calls of so few rows bring their arrays one by one, longer ones together.
@@ -20,16 +20,15 @@ _FEW = 8
 
 
 def _together(parts: Sequence[np.ndarray]) -> list[mx.array]:
-    """Arrays of four-byte numbers, brought to the device in one piece.
+    """float32 arrays, brought to the device in one piece.
 
     What MLX makes of an array of the host may lie in memory that a device used before; on CUDA this memory is first moved to where the
     host can write, and everything that runs is waited for. Once per call, before its first layer, there is nothing to wait for.
     """
-    whole, made, at = mx.array(np.concatenate([a.reshape(-1).view(np.uint32) for a in parts])), [], 0
+    whole, made, at = mx.array(np.concatenate([a.reshape(-1) for a in parts])), [], 0
     for a in parts:
         # A part of a larger array would be copied again by every kernel that reads it.
-        piece = mx.contiguous(whole[at : at + a.size])
-        made.append(piece.view(mx.float32 if a.dtype == np.float32 else mx.int32).reshape(a.shape))
+        made.append(mx.contiguous(whole[at : at + a.size]).reshape(a.shape))
         at += a.size
     return made
 
@@ -43,7 +42,7 @@ class Rows:
     """
 
     def __init__(
-        self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict[RopeSpec, np.ndarray], image_id: int | None, host: bool = False
+        self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: Frequencies, image_id: int | None, host: bool = False
     ):
         self.host = host
         self.ids, self.start, self.n = ids, start, len(ids)
@@ -56,9 +55,7 @@ class Rows:
             self.tables = {spec: self.table(spec, self.positions) for spec in frequencies}
             self.image = None if image_id is None else self.array(ids == image_id)
         else:
-            found = [a for f in frequencies.values() for a in host_table(f, self.positions)]
-            self.tokens, *made = _together([ids.astype(np.int32), *found])
-            self.tables = {spec: (made[2 * i], made[2 * i + 1]) for i, spec in enumerate(frequencies)}
+            self.tables = frequencies.once((start, self.n), self._tables)
             self.image = None if image_id is None else self.tokens == image_id
         self.picked: tuple[Any, Any] | None = None
         self.candidates: tuple[Any, Any] | None = None
@@ -80,6 +77,11 @@ class Rows:
     def table(self, spec: RopeSpec, positions: np.ndarray) -> tuple[Any, Any]:
         """Rope table of any positions."""
         return (host_table if self.host else rope_table)(self.frequencies[spec], positions)
+
+    def _tables(self) -> dict[RopeSpec, tuple[mx.array, mx.array]]:
+        """Those of all layers, for a long call."""
+        made = iter(_together([a for f in self.frequencies.values() for a in host_table(f, self.positions)]))
+        return {spec: (next(made), next(made)) for spec in self.frequencies}
 
     @cached_property
     def tokens(self) -> Any:
@@ -112,13 +114,16 @@ class Rows:
         step = int(at[1] - at[0]) if len(at) > 1 else 1
         if self._apart or not len(at) or at[0] < 0 or at[-1] >= self.n or step < 1 or (np.diff(at) != step).any():
             return self.table(spec, positions)
-        return tuple(mx.contiguous(a[int(at[0]) : int(at[-1]) + 1 : step]) for a in self.tables[spec])
+        part = slice(int(at[0]), int(at[-1]) + 1, step)
+        make = lambda: tuple(mx.contiguous(a[part]) for a in self.tables[spec])
+        return self.frequencies.once((spec, self.start + part.start, self.start + part.stop, step), make)
 
-    def counted(self, first: int, make: Callable[[Any], Any]) -> Any:
-        """int32 [n]: make(numbers) of `first`, first + 1, ..., which a long call counts on the device."""
-        if self._apart:
-            return self.array(make(first + np.arange(self.n)).astype(np.int32))
-        return make(mx.arange(first, first + self.n, dtype=mx.int32))
+    def counted(self, first: int, ratio: int, rest: bool = False) -> Any:
+        """int32 [n]: `first`, first + 1, ... by `ratio`, whole or what is left."""
+        if not self._apart:
+            return counted(first, self.n, ratio, rest)
+        numbers = first + np.arange(self.n)
+        return self.array((numbers % ratio if rest else numbers // ratio).astype(np.int32))
 
     def group_slots(self, ratio: int, capacity: int) -> Any:
         """int32 [groups * ratio]: where the tokens of the groups that these rows complete lie in a ring of raw rows."""
@@ -128,7 +133,7 @@ class Rows:
     def length(self, ratio: int) -> Any:
         """int32 [n, 1]: entries visible to each row, the group that closes at the row included."""
         if ratio not in self._lengths:
-            self._lengths[ratio] = self.counted(self.start + 1, lambda count: count // ratio)[:, None]
+            self._lengths[ratio] = self.counted(self.start + 1, ratio)[:, None]
         return self._lengths[ratio]
 
     def last_length(self, ratio: int) -> int:
@@ -154,15 +159,23 @@ class Rows:
         """Whether all rows can lie in a ring at once, beside the windows that they see."""
         return self.n <= self.ring - self.window
 
-    @cached_property
-    def run(self) -> tuple[Any, slice, Any, Any, Any]:
-        """(ring slots [at most W - 1] of the rows that it sees before it, as `ring_slots`, None without any; its rows that a ring keeps; their
-        write slots; window slots int32 [n, W] into those rows before with all of its own behind them; present [n, W]) for a call that does
-        not fit a ring."""
-        before = np.arange(max(0, self.start + 1 - self.window), self.start)
-        kept = slice(max(0, self.n - self.ring), self.n)
-        module = np if self.host else mx
-        window = module.arange(len(before) + 1 - self.window, len(before) + 1, dtype=module.int32)
-        slots = self.counted(0, lambda count: count)[:, None] + window
-        found = self.ring_slots(before, self.ring) if len(before) else None
-        return found, kept, self.ring_slots(self.positions[kept], self.ring), module.maximum(slots, 0), slots >= 0
+    @property
+    def run(self) -> tuple[int, mx.array, mx.array]:
+        """(how many of the rows before it it sees, window slots int32 [n, W] into those rows with all of its own behind them, present [n, W])
+        for a call that does not fit a ring, on a device."""
+        before = min(self.start, self.window - 1)
+        return before, *run_windows(before, self.n, self.window)
+
+
+@lru_cache(maxsize=4)
+def run_windows(before: int, n: int, window: int) -> tuple[mx.array, mx.array]:
+    """(slots int32 [n, window], present) of `Rows.run`: the same ones in every layer, and in most chunks of a prompt."""
+    slots = mx.arange(n, dtype=mx.int32)[:, None] + mx.arange(before + 1 - window, before + 1, dtype=mx.int32)
+    return mx.maximum(slots, 0), slots >= 0
+
+
+@lru_cache(maxsize=16)
+def counted(first: int, n: int, ratio: int, rest: bool) -> mx.array:
+    """int32 [n]: `first`, first + 1, ... by `ratio`, whole or what is left, counted on the device; every prompt begins with the same ones."""
+    numbers = mx.arange(first, first + n, dtype=mx.int32)
+    return numbers % ratio if rest else numbers // ratio

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from dsv41chat.engine.ops.rope import Frequencies
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows import Rows
 
@@ -37,26 +38,23 @@ class GroupBlock:
 
 @dataclass(frozen=True)
 class GroupRun:
-    """Rows of a whole call: those that their ring keeps, where these lie in it, the groups [first, last) that the call completes, the ring
-    slots int32 of the raw rows before the call that these pool (None without any), and how many they pool with those of the call."""
+    """Of a whole call: the groups [first, last) that it completes, how many raw rows before the call these pool, and how many with those of the
+    call."""
 
-    kept: slice
-    write: slice | mx.array
     first: int
     last: int
-    before: mx.array | None
+    before: int
     pooled: int
 
 
 class RowsV4(Rows):
     """n rows at absolute positions start, start + 1, ..."""
 
-    def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: dict, host: bool = False):
+    def __init__(self, ids: np.ndarray, start: int, window: int, ring: int, frequencies: Frequencies, host: bool = False):
         super().__init__(ids, start, window, ring, frequencies, None, host)
         self._places: dict[int, mx.array] = {}
         self._made: dict[tuple, Any] = {}
         self._groups: dict[tuple[int, bool, int], list[GroupBlock]] = {}
-        self._runs: dict[tuple[int, bool, int], GroupRun] = {}
 
     def once(self, key: tuple, make: Callable[[], Any]) -> Any:
         """What `make` gives, made by the first layer that asks."""
@@ -67,7 +65,7 @@ class RowsV4(Rows):
     def places(self, ratio: int) -> mx.array:
         """int32 [n]: the place of each row in its group of `ratio` tokens."""
         if ratio not in self._places:
-            self._places[ratio] = self.counted(self.start, lambda count: count % ratio)
+            self._places[ratio] = self.counted(self.start % ratio, ratio, rest=True)
         return self._places[ratio]
 
     def group_blocks(self, layer: LayerPlan, capacity: int) -> list[GroupBlock]:
@@ -86,17 +84,11 @@ class RowsV4(Rows):
             read = slots(np.arange((first - lead) * layer.ratio, last * layer.ratio))
         return GroupBlock(part, self.ring_slots(self.positions[part], capacity), first, last, read)
 
-    def group_run(self, layer: LayerPlan, capacity: int) -> GroupRun:
+    def group_run(self, layer: LayerPlan) -> GroupRun:
         """What `group_blocks` is for a call that does not fit a ring."""
-        key = layer.ratio, layer.overlap, capacity
-        if key not in self._runs:
-            first, last = self.start // layer.ratio, self.last_length(layer.ratio)
-            begin = (first - (1 if layer.overlap and first > 0 else 0)) * layer.ratio
-            before = (np.arange(begin, self.start) % capacity).astype(np.int32)
-            kept = slice(max(0, self.n - capacity), self.n)
-            write = self.ring_slots(self.positions[kept], capacity)
-            self._runs[key] = GroupRun(kept, write, first, last, self.array(before) if len(before) else None, last * layer.ratio - begin)
-        return self._runs[key]
+        first, last = self.start // layer.ratio, self.last_length(layer.ratio)
+        begin = (first - (1 if layer.overlap and first > 0 else 0)) * layer.ratio
+        return GroupRun(first, last, self.start - begin, last * layer.ratio - begin)
 
     def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:
         """(rows, entry slots) of attention tiles inside `part`: all rows of a tile have key lists of one width.

@@ -55,7 +55,7 @@ class Target:
             if not trial.done:
                 mx.eval(trial.arrays(), lane.arrays())
         except BaseException:
-            lane.reset()
+            lane.reset(lost=True)
             raise
         self._open = trial
         return trial

@@ -19,7 +19,8 @@ class Trial:
     logits float32 [rows asked for, vocab]; of a recorded step (`kernels.replay`) in numpy, and such a step has no streams to show.
     taps [n, width]: what the build's drafter reads of every row, None unless asked for: the mean over the streams at each tapped layer,
     side by side (DSpark), or the streams after the last layer (MTP). Of a recorded step the bits of bfloat16 numbers, uint16 in numpy.
-    streams [n, S, D] after the last layer; pre [n, S]: the coefficients that collapse them (V4.1), None where the head has its own.
+    streams [n, S, D] after the last layer, None of rows of which neither logits nor taps were asked for; pre [n, S]: the coefficients that
+    collapse them (V4.1), None where the head has its own. done: everything is computed already, as it is after a recorded step.
     """
 
     start: int
@@ -28,16 +29,12 @@ class Trial:
     taps: mx.array | np.ndarray | None
     streams: mx.array | None
     pre: mx.array | None
+    done: bool = False
 
     @classmethod
     def of(cls, start: int, count: int, logits: Any, taps: Any, streams: Any, pre: Any) -> Trial:
         """From the arrays of a forward, MLX's or numpy's."""
         return cls(start, count, *(mx.array(a) if isinstance(a, np.ndarray) else a for a in (logits, taps, streams, pre)))
-
-    @property
-    def done(self) -> bool:
-        """Whether everything is computed already, as it is after a recorded step."""
-        return self.streams is None
 
     def arrays(self) -> list[mx.array]:
         """What is computed with the forward. Taps are left to the drafter that reads them: while it is parked nobody does."""

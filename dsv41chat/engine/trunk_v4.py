@@ -75,12 +75,12 @@ class TrunkV4:
     layers: list[LayerV4]
     dtype: mx.Dtype
     tap_layers: tuple[int, ...] = ()
-    frequencies: dict = field(default_factory=dict)
+    frequencies: rope.Frequencies = field(init=False)
     routes: KernelRoutes = field(default_factory=KernelRoutes)
     tables = None
 
     def __post_init__(self):
-        self.frequencies = {p.rope: rope.inverse_frequencies(p.rope) for p in self.plan}
+        self.frequencies = rope.Frequencies({p.rope: rope.inverse_frequencies(p.rope) for p in self.plan})
 
     def lane_specs(self) -> tuple[RingSpec | PoolSpec, ...]:
         """Windows for every layer; entries and raw rows for compressed ones; keys and their raw rows where there is an indexer."""
@@ -118,16 +118,20 @@ class TrunkV4:
         return self.run(lane, rows, None, logits_from, want_taps)
 
     def run(self, lane: Lane, rows: RowsV4, ticket: None, logits_from: int | None, want_taps: bool) -> Trial:
-        """The layers one after the other. ticket: of no use here."""
-        h = self.begin(rows.tokens)
+        """The layers one after the other. ticket: of no use here. Where neither logits nor taps are wanted nobody needs what the last layer gives;
+        nothing but its rows in the lane is computed then."""
+        h, needed = self.begin(rows.tokens), logits_from is not None or want_taps
         taps, streams = [], (h, None, None, None, None)
         for layer in self.layers:
             streams = self._layer(layer, lane, rows, streams)
-            self.routes.set_running(layer.plan.index, streams)
+            if needed or layer is not self.layers[-1]:
+                self.routes.set_running(layer.plan.index, streams)
             if want_taps and layer.plan.index in self.tap_layers:
                 h = self.settle(*streams)
                 taps.append(self.tap(h))
                 streams = h, None, None, None, None
+        if not needed:
+            return Trial.of(rows.start, rows.n, None, None, None, None)
         h = self.settle(*streams)
         if want_taps and not self.tap_layers:
             taps.append(h.reshape(rows.n, -1))

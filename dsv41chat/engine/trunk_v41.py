@@ -28,7 +28,7 @@ from dsv41chat.engine.nn.linear import Linear, QuantizedLinear, QuantizedLookup
 from dsv41chat.engine.nn.moe import MoE
 from dsv41chat.engine.ops.hyper import collapse
 from dsv41chat.engine.ops.norm import rms
-from dsv41chat.engine.ops.rope import inverse_frequencies
+from dsv41chat.engine.ops.rope import Frequencies, inverse_frequencies
 from dsv41chat.engine.pack.source import WeightSource
 from dsv41chat.engine.plan import LayerPlan
 from dsv41chat.engine.rows import Rows
@@ -83,11 +83,11 @@ class TrunkV41:
     tables: EngramReader | None
     dtype: mx.Dtype
     tap_layers: tuple[int, ...] = ()
-    frequencies: dict = field(default_factory=dict)
+    frequencies: Frequencies = field(init=False)
     routes: KernelRoutes = field(default_factory=KernelRoutes)
 
     def __post_init__(self):
-        self.frequencies = {p.rope: inverse_frequencies(p.rope) for p in self.plan}
+        self.frequencies = Frequencies({p.rope: inverse_frequencies(p.rope) for p in self.plan})
 
     def lane_specs(self) -> tuple[RingSpec | PoolSpec, ...]:
         """Windows for every layer; pools, index keys and open-group rows for the owners."""
@@ -138,8 +138,9 @@ class TrunkV41:
                 ticket.cancel()
 
     def run(self, lane: Lane, rows: Rows, ticket: Ticket | None, logits_from: int | None, want_taps: bool) -> Trial:
-        """The layers one after the other. ticket: of the rows' n-grams."""
-        h, pre = self.begin(rows.tokens)
+        """The layers one after the other. ticket: of the rows' n-grams. Where neither logits nor taps are wanted nobody needs what the last layer
+        gives; nothing but its rows in the lane is computed then."""
+        (h, pre), needed = self.begin(rows.tokens), logits_from is not None or want_taps
         taps, streams = [], (h, pre, None, None, None)
         for layer in self.layers:
             tapped = want_taps and layer.plan.index in self.tap_layers
@@ -155,7 +156,10 @@ class TrunkV41:
                     taps.append(self.tap(h))
                 streams = h, pre, None, None, None
             streams = self._layer(layer, lane, rows, streams)
-            self.routes.set_running(layer.plan.index, streams)
+            if needed or layer is not self.layers[-1]:
+                self.routes.set_running(layer.plan.index, streams)
+        if not needed:
+            return Trial.of(rows.start, rows.n, None, None, None, None)
         h, pre = self.settle(*streams), streams[1]
         logits = self.logits(h[logits_from:], pre[logits_from:]) if logits_from is not None else None
         return Trial.of(rows.start, rows.n, logits, rows.concatenate(taps, -1) if taps else None, h, pre)

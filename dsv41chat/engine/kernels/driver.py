@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
 _INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 _INPUTS = 120  # of the kernel that tells addresses
+_COPIES, _RUN = 60, 16  # of the kernel that copies: pairs of arrays; bytes that a thread moves at once
+_COPY_GROUPS, _COPY_THREADS = 16, 256  # for each pair
 _HINT = 'the stock operations run without it: set engine.routes to "stock"'
 
 
@@ -368,6 +370,58 @@ def addresses(arrays: Sequence[mx.array], whole: bool = False) -> list[int]:
                 raise ValueError(f"the elements of array {first + index} do not follow one another: pass mx.contiguous of it")
         found += own[: len(part)]
     return found
+
+
+def copy_program() -> tuple[str, str]:
+    """(name, text) of the kernel that copies p0 into p1, p2 into p3, ..., each of so many runs of 16 bytes as the last arguments say."""
+    pairs = range(_COPIES)
+    arguments = ", ".join([*(f"const void* p{i}" for i in range(2 * _COPIES)), "unsigned int* done", *(f"int n{i}" for i in pairs)])
+    cases = "".join(f"    case {i}: from = (const uint4*)p{2 * i}; to = (uint4*)p{2 * i + 1}; count = n{i}; break;\n" for i in pairs)
+    body = f"""  const uint4* from = 0;
+  uint4* to = 0;
+  int count = 0;
+  switch (blockIdx.y) {{
+{cases}  }}
+  if (from != to) for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to[i] = from[i];
+  if (!blockIdx.x && !blockIdx.y && !threadIdx.x) *done = 1;
+"""
+    rest = f"({arguments}) {{\n{body}}}\n"
+    name = f"copies_{hashlib.sha256(rest.encode()).hexdigest()[:16]}"
+    return name, f'extern "C" __global__ void {name}{rest}'
+
+
+@cache
+def _copy_code() -> tuple[str, bytes]:
+    name, text = copy_program()
+    return name, code_folder().load(name, text, architecture())
+
+
+def copy_into(pairs: Sequence[tuple[mx.array, mx.array]]) -> None:
+    """Copies the first array of each pair into the memory of the second, which keeps its place, and waits. The host asks for no address:
+    what it reads from the device moves there, which stops everything. Nobody else may be reading the second ones. What is one memory already
+    is left alone. Raises ValueError for two that differ in size, or are not whole runs of 16 bytes."""
+    pairs = list(pairs)
+    for source, target in pairs:
+        if source.nbytes != target.nbytes or source.nbytes % _RUN:
+            raise ValueError(f"{source.nbytes} bytes into {target.nbytes}: equal numbers of whole runs of {_RUN} bytes are copied")
+    mx.eval([a for pair in pairs for a in pair])
+    mx.synchronize()
+    found = []
+    for first in range(0, len(pairs), _COPIES):
+        part = pairs[first : first + _COPIES]
+        name, code = _copy_code()
+        found += mx.fast.precompiled_cuda_kernel(
+            name=name,
+            compiled_source=code,
+            inputs=[a for pair in part + part[:1] * (_COPIES - len(part)) for a in pair],
+            output_shapes=[(1,)],
+            output_dtypes=[mx.uint32],
+            scalars=[a.nbytes // _RUN for a, _ in part] + [0] * (_COPIES - len(part)),
+            grid=(_COPY_GROUPS * _COPY_THREADS, len(part), 1),
+            threadgroup=(_COPY_THREADS, 1, 1),
+            ensure_row_contiguous=False,
+        )
+    mx.eval(found)
 
 
 def _told(inputs: list[mx.array], contiguous: bool) -> list[int]:

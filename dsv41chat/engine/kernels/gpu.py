@@ -431,7 +431,8 @@ def _begin(backend: Backend, site: Site) -> Callable:
     if trunk.config.family != "v41":
         return embed
     first = [mx.array([[1.0] + [0.0] * (streams - 1)] * n) for n in range(1, MOST_ROWS + 1)]
-    many = lambda ids: (embed(ids), mx.contiguous(mx.broadcast_to(first[0], (ids.shape[0], streams))))
+    wide = lru_cache(maxsize=4)(lambda n: mx.contiguous(mx.broadcast_to(first[0], (n, streams))))
+    many = lambda ids: (embed(ids), wide(ids.shape[0]))
     return _few(lambda ids: (embed(ids), first[ids.shape[0] - 1]), many)
 
 
@@ -488,16 +489,17 @@ def _pool(backend: Backend, site: Site) -> Callable:
     o = site.owner
     overlap = getattr(o.layer, "overlap", False)
     width = o.norm.shape[0]
-    kernel, slots = PoolGroups(backend, o.layer.ratio, width, overlap), lru_cache(maxsize=16)(pool_slots)
+    kernel = PoolGroups(backend, o.layer.ratio, width, overlap)
 
     def pool(group: Any, begins: bool = False) -> Any:
         if isinstance(group, Gathered):
             return kernel(group.buffer, group.slots)
-        return kernel(group, slots(group.shape[0] // o.layer.ratio, o.layer.ratio, overlap, begins))
+        return kernel(group, pool_slots(group.shape[0] // o.layer.ratio, o.layer.ratio, overlap, begins))
 
     return pool
 
 
+@lru_cache(maxsize=16)
 def pool_slots(groups: int, ratio: int, overlap: bool, begins: bool) -> mx.array:
     """int32 [groups to make, tokens of each]: rows of `groups` whole groups in order. overlap: each also takes those of the group before
     it, -1 where group 0 begins; else the first group only lends."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat.engine.kernels.driver import DeviceMemory, Driver, DriverFailed, Graph, Node, PinnedMemory, addresses, driver
+from dsv41chat.engine.kernels.driver import DeviceMemory, Driver, DriverFailed, Graph, Node, PinnedMemory, addresses, copy_into, driver
 from dsv41chat.engine.kernels.nvrtc import NvrtcBackend
 from dsv41chat.engine.kernels.recorder import BORDER, Launch, Memory, Place, Tape, arrange
 from dsv41chat.engine.kernels.recording import Given
@@ -60,13 +60,8 @@ class CudaPlayer:
         return CudaStep(on, graphs, parts, block, PinnedMemory(given.memory.nbytes), found, self._home, self._scratch, nodes, labels)
 
     def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> None:
-        """By copies on the device."""
-        on, names = driver(), list(home.kept)
-        for name, source in zip(names, addresses([buffers[name] for name in names], whole=True)):
-            if source != home.addresses[name]:
-                on.copy(home.addresses[name], source, home.kept[name].nbytes)
-        # What they were copied from is MLX's again.
-        on.synchronize()
+        """By launches of MLX, each for dozens of buffers."""
+        copy_into([(buffers[name], array) for name, array in home.kept.items()])
         buffers.update(handles(home.kept))
 
     def _addresses(self, tape: Tape, home: Home) -> dict[Memory, int]:

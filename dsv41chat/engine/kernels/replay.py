@@ -190,7 +190,7 @@ class Replay:
             results = loaded.results()
         logits = results.pop(0).view(np.float32).reshape(len(ids), -1) if logits_from == 0 else None
         taps = [tap.view(np.uint16).reshape(len(ids), -1) for tap in results]
-        return Trial(start, len(ids), logits, np.concatenate(taps, axis=-1) if taps else None, None, None)
+        return Trial(start, len(ids), logits, np.concatenate(taps, axis=-1) if taps else None, None, None, True)
 
     def ready(self, lane: Lane, start: int, count: int, logits: bool, taps: bool) -> Step:
         """The step of a position of a lane, loaded."""
@@ -210,9 +210,11 @@ class Replay:
         its shapes has left."""
         ready = before
         if before is None or not before.home.fits(lane.buffers):
-            if before is not None:
-                before.leave()
             ready = self._heritage.take(lambda left: left.home.fits(lane.buffers))
+            if before is not None:
+                # What MLX has not written since lies in the memory that other lanes may have from now on.
+                lane.move()
+                before.leave()
         if ready is not None:
             self.player.bring_back(ready.home, lane.buffers)
             ready.version = lane.version

@@ -18,9 +18,10 @@ _BITS = (2, 4, 6, 8)
 _BUSY = 64
 _PLAIN = 3
 _ORDER_THREADS, _JOIN_THREADS, _NARROW_SIMDS = 512, 128, 8
-# Columns of 8 rows of a wide tile and of a narrow one. A wide one pays where an expert has that many rows on average: with fewer, more groups
-# at once hide the way to the weights better.
-WIDE, NARROW, _WIDE_ROWS = 16, 4, 48
+# Columns of 8 rows of a tile, and from how many rows of an expert on average such tiles are taken: a larger one reads the weights for more
+# rows, of a smaller one more groups at once hide the way to them. The middle one is for experts of which most fill one and no second one.
+WIDE, MIDDLE, NARROW = 16, 8, 4
+_FROM_ROWS = ((60, WIDE), (28, MIDDLE), (0, NARROW))
 
 
 def tiled(module: Any, outputs: int) -> Stored:
@@ -131,7 +132,7 @@ class TileExperts:
 
 def columns_of(slots: int, experts: int) -> int:
     """Columns of 8 rows of the tiles of a call. They are in no row's sums."""
-    return WIDE if slots >= _WIDE_ROWS * experts else NARROW
+    return next(columns for rows, columns in _FROM_ROWS if slots >= rows * experts)
 
 
 def _columns(rows: int, outputs: int, each: int) -> int:

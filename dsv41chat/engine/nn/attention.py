@@ -101,9 +101,9 @@ def windows(lane: Lane, rows: Rows, name: str, kv: mx.array) -> Iterator[tuple[s
             lane.write(name, write, kv[part])
             yield part, lane.buffers[name], slots, present
         return
-    before, kept, write, slots, present = rows.run
-    latents = kv if before is None else mx.concatenate([lane.buffers[name][before], kv])
-    lane.write(name, write, kv[kept])
+    before, slots, present = rows.run
+    latents = mx.concatenate([*lane.before(name, rows.start, before), kv]) if before else kv
+    lane.keep(name, rows.start, kv)
     yield slice(0, rows.n), latents, slots, present
 
 

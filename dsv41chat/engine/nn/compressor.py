@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
 
 from dsv41chat.engine.config import V41Config
 from dsv41chat.engine.lane import Lane
@@ -76,12 +75,8 @@ class Compressor:
             # The ring holds the open group and all of these rows.
             lane.write(name, rows.ring_slots(rows.positions, capacity), raw)
             return self.pool_rows(lane.buffers[name][rows.group_slots(r, capacity)]) if count else None
-        carried, group = rows.start % r, raw
-        if carried:
-            slots = np.arange(rows.start - carried, rows.start, dtype=np.int32) % capacity
-            group = rows.concatenate([lane.buffers[name][rows.array(slots)], raw])
-        kept = rows.positions[-min(rows.n, capacity) :]
-        lane.write(name, rows.ring_slots(kept, capacity), raw[rows.n - len(kept) :])
+        group = rows.concatenate([*lane.before(name, rows.start, rows.start % r), raw])
+        lane.keep(name, rows.start, raw)
         return self.pool_rows(group[: count * r]) if count else None
 
     def raw_rows(self, x: mx.array) -> mx.array:

@@ -59,9 +59,9 @@ class CompressorV4:
                 if block.read is not None:
                     self._append(lane, rows, block, lane.buffers[self.raw][block.read])
             return
-        run = rows.group_run(self.layer, capacity)
-        group = raw if run.before is None else mx.concatenate([lane.buffers[self.raw][run.before], raw])
-        lane.write(self.raw, run.write, raw[run.kept])
+        run = rows.group_run(self.layer)
+        group = mx.concatenate([*lane.before(self.raw, rows.start, run.before), raw]) if run.before else raw
+        lane.keep(self.raw, rows.start, raw)
         if run.last > run.first:
             self._append(lane, rows, run, group[: run.pooled])
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.plan import RopeSpec
 
+# Of 2,048 positions the tables of two specs are a megabyte.
+_KEPT_TABLES = 16
 _FORTH, _BACK = np.array([-1, 1], np.float32), np.array([1, -1], np.float32)
 
 
@@ -23,6 +27,23 @@ def inverse_frequencies(spec: RopeSpec) -> np.ndarray:
         ramp = np.clip((np.arange(d // 2) - low) / max(high - low, 1e-3), 0, 1)
         inv = inv / y.factor * ramp + inv * (1 - ramp)
     return inv.astype(np.float32)
+
+
+class Frequencies(dict[RopeSpec, np.ndarray]):
+    """By spec its `inverse_frequencies`; and what was last made of them for long calls. The cosines of two thousand positions take the host
+    milliseconds in which a device waits, and the same positions come again: prompts begin at 0, and their chunks end on a grid."""
+
+    def __init__(self, by_spec: Mapping[RopeSpec, np.ndarray]):
+        super().__init__(by_spec)
+        self._made: dict[Any, Any] = {}
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gave for this key, while it is among those used last."""
+        found = self._made.pop(key) if key in self._made else make()
+        self._made[key] = found
+        if len(self._made) > _KEPT_TABLES:
+            del self._made[next(iter(self._made))]
+        return found
 
 
 def rope_table(frequencies: np.ndarray, positions: np.ndarray) -> tuple[mx.array, mx.array]:

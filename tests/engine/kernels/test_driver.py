@@ -16,8 +16,10 @@ from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.errors import DeviceLost, OutOfMemory, RouteUnavailable, device_failure
 from dsv41chat.engine.kernels import driver as made
 from dsv41chat.engine.kernels import finish
-from dsv41chat.engine.kernels.driver import DeviceMemory, Driver, DriverFailed, Graph, Node, PinnedMemory, addresses
+from dsv41chat.engine.kernels.driver import DeviceMemory, Driver, DriverFailed, Graph, Node, PinnedMemory, addresses, copy_into
 from dsv41chat.engine.kernels.nvrtc import NvrtcBackend, code_folder, compiled, library, program
+from dsv41chat.engine.kernels.player import CudaPlayer
+from dsv41chat.engine.kernels.replay import Home
 from tests.engine.kernels.shim import HERE, built, compiler, needs_compiler
 
 N = 64  # uint32 numbers in each block of memory here
@@ -362,12 +364,89 @@ def test_arrays_without_an_address_for_a_kernel(mlx_on_cuda, wrong):
         addresses([mx.ones((4,))] * 133 + [wrong])
 
 
+# What the text of a kernel finds on a device, and a call of it for a whole grid.
+_GRID = """
+#define __global__
+struct uint4 { unsigned x, y, z, w; };
+struct { unsigned x, y; } blockIdx, blockDim, threadIdx, gridDim;
+%s
+extern "C" void run(void** p, int* n, unsigned x, unsigned y, unsigned threads) {
+  gridDim = {x, y}; blockDim = {threads, 1};
+  for (unsigned b = 0; b < y; b++) for (unsigned a = 0; a < x; a++) for (unsigned t = 0; t < threads; t++) {
+    blockIdx = {a, b}; threadIdx = {t, 0};
+    %s(%s);
+  }
+}
+"""
+
+
+def memory(array: mx.array) -> np.ndarray:
+    return np.array(array.reshape(-1).view(mx.uint8), copy=False)
+
+
+@pytest.fixture
+def mlx_copies(monkeypatch):
+    """MLX's launch of the kernel that copies: its text, compiled for the host and run on the arrays' memory. The pairs of each launch."""
+    (name, text), pairs, launches = made.copy_program(), range(60), []
+    arguments = ", ".join([*(f"p[{i}]" for i in range(120)), "(unsigned*)p[120]", *(f"n[{i}]" for i in pairs)])
+    kernel = ctypes.CDLL(str(built(_GRID % (text, name, arguments))))
+
+    def launch(*, inputs, scalars, grid, threadgroup, output_shapes, output_dtypes, ensure_row_contiguous, **call):
+        assert len(inputs) == 120 and len(scalars) == 60 and call["name"] == name and not ensure_row_contiguous and grid[0] % threadgroup[0] == 0
+        out = [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes)]
+        mx.eval(out)
+        pointers = (ctypes.c_void_p * 121)(*(memory(a).ctypes.data for a in [*inputs, *out]))
+        kernel.run(pointers, (ctypes.c_int * 60)(*scalars), grid[0] // threadgroup[0], grid[1], threadgroup[0])
+        launches.append(grid[1])
+        return out
+
+    monkeypatch.setattr(made, "_copy_code", lambda: (name, b"code"))
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", launch, raising=False)
+    return launches
+
+
+def numbered(count: int, first: int) -> list[mx.array]:
+    """Arrays of several sizes, of 2 to 20,000 rows of 32 bytes."""
+    made = [mx.arange(8 * rows).reshape(rows, 8) + (first + i) for i, rows in enumerate([2, 20_000, *(3 + i % 7 for i in range(count - 2))])]
+    mx.eval(made)
+    return made
+
+
+@needs_compiler
+def test_arrays_are_copied_where_others_lie(mlx_copies):
+    sources, targets = numbered(130, 7), numbered(130, 99)
+    targets[5], left = sources[5], memory(targets[8]).copy()
+    at, want = [memory(t).ctypes.data for t in targets], [memory(s).copy() for s in sources]
+    copy_into([pair for i, pair in enumerate(zip(sources, targets)) if i != 8])
+    assert mlx_copies == [60, 60, 9] and [memory(t).ctypes.data for t in targets] == at
+    for i, (source, target, bits) in enumerate(zip(sources, targets, want)):
+        assert np.array_equal(memory(source), bits) and np.array_equal(memory(target), left if i == 8 else bits)
+    copy_into([])
+    assert len(mlx_copies) == 3
+    for wrong in (mx.zeros((4, 8)), mx.zeros((3,))):
+        with pytest.raises(ValueError, match="whole runs of 16 bytes"):
+            copy_into([(wrong, targets[0]), (wrong, wrong)] if wrong.size > 3 else [(wrong, wrong)])
+
+
+@needs_compiler
+def test_a_player_brings_a_lane_home(mlx_copies):
+    kept, written = numbered(70, 0), numbered(70, 50)
+    names = [f"ring.{i}" for i in range(70)]
+    home, buffers = Home({}, dict(zip(names, kept))), dict(zip(names, written))
+    CudaPlayer(NvrtcBackend()).bring_back(home, buffers)
+    assert list(buffers) == names and mlx_copies == [60, 10]
+    for name, array, other in zip(names, kept, written):
+        assert buffers[name] is not array and memory(buffers[name]).ctypes.data == memory(array).ctypes.data
+        assert np.array_equal(memory(array), memory(other))
+
+
 @pytest.mark.oracle
 @pytest.mark.skipif(library() is None, reason="needs the package nvidia-cuda-nvrtc")
-def test_the_kernel_that_tells_addresses_compiles():
+@pytest.mark.parametrize("program_of", [made.address_program, made.copy_program])
+def test_kernels_of_the_driver_compile(program_of):
     for target in ("sm_80", "sm_90", "sm_120"):
-        code, _ = compiled(*made.address_program(), target)
-        assert made.address_program()[0].encode() in code
+        code, _ = compiled(*program_of(), target)
+        assert program_of()[0].encode() in code
 
 
 # On a real GPU
@@ -468,3 +547,16 @@ def test_what_is_written_into_an_array_is_seen_by_mlx(kind):
     np.array(bits(target))
     print(f"an array {kind} {'stays where it was' if addresses([target]) == at[4:] else 'moves'} when the host reads it")
     assert mx.array_equal(bits(target), bits(inputs[0]))
+
+
+@on_device
+def test_arrays_are_copied_where_others_lie_on_the_device():
+    sources, targets = ([mx.full((256, 512), i + first, mx.bfloat16) for i in range(130)] for first in (0, 300))
+    mx.eval(sources, targets)
+    at = addresses(targets, whole=True)
+    for turn in ("first", "second", "third"):
+        begun = time.perf_counter()
+        copy_into(list(zip(sources, targets)))
+        print(f"130 arrays of 256 KiB: the {turn} time {1e6 * (time.perf_counter() - begun):.0f} us")
+    assert addresses(targets, whole=True) == at
+    assert all(bool(mx.all(s == t)) for s, t in zip(sources, targets))

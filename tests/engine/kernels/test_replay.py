@@ -226,6 +226,43 @@ def test_rows_after_a_second_prompt(trunk):
     assert state(target) == state(built)
 
 
+def test_a_lane_that_outgrows_its_memory_does_not_share_it_with_the_next(trunk):
+    """Its rings stay where they are when its pools grow; a new lane takes what was recorded for the first one's sizes."""
+    ids = list(tokens(96, 60))
+    alone, *_ = feed(trunk, ids, [PROMPT, *range(PROMPT + 1, PROMPT + 5)])
+    first = Target(trunk)
+    first.commit(first.rows(ids[:PROMPT]), PROMPT)
+    first.commit(first.rows(ids[PROMPT : PROMPT + 1]), 1)
+    first.lane.reserve(5000)
+    first.commit(first.rows(ids[PROMPT + 1 : PROMPT + 2]), 1)
+    second = Target(trunk)
+    second.commit(second.rows(ids[20 : 20 + PROMPT]), PROMPT)
+    second.commit(second.rows(ids[30:31]), 1)
+    for at in (PROMPT + 2, PROMPT + 3):
+        trial = first.rows(ids[at : at + 1])
+        np.testing.assert_array_equal(np.array(trial.logits)[0], alone[at - PROMPT])
+        first.commit(trial, 1)
+
+
+def test_nothing_of_the_timeline_before_is_seen(trunk):
+    """Whatever it left, finite or not: a reset lane goes on in the memory that its steps were recorded for."""
+    ids, cuts = list(tokens(96, 60)), [0, 1, 4, 4 + PROMPT, 40, 41]
+    fresh, used = Target(trunk), Target(trunk)
+    used.commit(used.rows(ids[30:60]), 30)
+    used.commit(used.rows(ids[:1]), 1)
+    for a in used.lane.buffers.values():
+        a[:] = mx.full(a.shape, float("nan"), a.dtype)
+    used.lane.version += 1
+    used.lane.reset()
+    for a, b in zip(cuts, cuts[1:]):
+        found = []
+        for target in (fresh, used):
+            trial = target.rows(ids[a:b])
+            found.append(np.array(trial.logits))
+            target.commit(trial, b - a)
+        np.testing.assert_array_equal(*found)
+
+
 def test_a_wrong_text_between_the_kernels_is_refused(tmp_path):
     with planted(glue, "SCATTER", "(u64)to * WORDS", "(u64)(to ^ 1) * WORDS"):
         trunk = put(tiny_v4(tmp_path), "auto")

@@ -87,7 +87,7 @@ def test_tiles_cover_every_pick_once(rows):
     assert len(found) == ids.size // rows + len(counts)
 
 
-def test_a_prompt_of_many_rows_in_wide_and_narrow_tiles():
+def test_a_prompt_of_many_rows_in_tiles_of_every_width():
     """More rows of an expert than one tile holds, and tiles that are partly full: right, and the same bits whatever the tiles and the rows."""
     case = next(c for c in cases() if c.name == "tensor experts affine 4")
     d, n = Draw(18), 150
@@ -96,8 +96,10 @@ def test_a_prompt_of_many_rows_in_wide_and_narrow_tiles():
     with pytest.MonkeyPatch.context() as patch:
         wide = many.run(Shim("cuda"), n)
         assert many.distances(wide, n)[0] <= case.limits[0] and tiles.columns_of(2 * n, 5) == tiles.WIDE
-        patch.setattr(tiles, "columns_of", lambda *sizes: tiles.NARROW)
-        assert bits(many.run(Shim("cuda"), n), n) == bits(wide, n)
+        for columns in (tiles.MIDDLE, tiles.NARROW):
+            patch.setattr(tiles, "columns_of", lambda *sizes, columns=columns: columns)
+            assert bits(many.run(Shim("cuda"), n), n) == bits(wide, n)
+    assert [tiles.columns_of(64 * rows, 64) for rows in (5, 27, 28, 48, 59, 60, 400)] == [4, 4, 8, 8, 8, 16, 16]
     assert bits(many.run(Shim("cuda"), 70), 70) == bits(wide, 70)
 
 

@@ -159,7 +159,7 @@ def test_head_weights():
 def test_a_key_list_is_as_wide_alone_as_among_others(ratio, most):
     """Tiles cover the rows in order, and a row's width follows from its position; it holds every entry the row may see."""
     c = parse_v4(tiny.CONFIG)
-    frequencies = {p.rope: rope.inverse_frequencies(p.rope) for p in build_plan(c)}
+    frequencies = rope.Frequencies({p.rope: rope.inverse_frequencies(p.rope) for p in build_plan(c)})
     many = RowsV4(np.zeros(1000, np.int64), 50, c.sliding_window, c.ring_rows, frequencies)
     widths = {}
     for part, *_ in many.blocks:
