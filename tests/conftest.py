@@ -28,6 +28,18 @@ def pytest_configure(config):
         config.option.loadscopereorder = False
 
 
+def pytest_collection_modifyitems(items):
+    """Files of screens, terminals and processes, which mostly wait, go evenly between those that compute: neither kind has the machine alone."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waits = [path for path in files if "ui" in path.parts]
+    computes = [path for path in files if "ui" not in path.parts]
+    # Each at its share of its own kind; equal shares in the order of the names.
+    places = {path: (number + 0.5) / len(kind) for kind in (waits, computes) for number, path in enumerate(kind)}
+    items[:] = [item for path in sorted(files, key=lambda path: (places[path], str(path))) for item in files[path]]
+
+
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path_factory, monkeypatch):
     """User folders (config, data, cache, state, log) below a temporary home, on Linux and on macOS."""
