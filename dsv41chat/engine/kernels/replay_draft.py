@@ -28,7 +28,7 @@ from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.recorder import Memory, Place, Recorder, Tape
 from dsv41chat.engine.kernels.recording import Given
 from dsv41chat.engine.kernels.replay import KEPT_BYTES, Home, Loaded, Replay, shadow
-from dsv41chat.engine.kernels.routes import Declined
+from dsv41chat.engine.kernels.routes import Declined, nearest
 from dsv41chat.engine.kernels.sites import Site, bare, stored, width
 from dsv41chat.engine.ops.rope import host_table
 from dsv41chat.engine.sampling import SamplingParams
@@ -296,8 +296,9 @@ class DraftReplay:
 
     def check(self) -> float:
         """The relative L2 distance of the head's logits to those of a pass that is built, after committed rows of both ways; inf where a
-        guess is not the best of its own logits. The least of several tries, because a near tie may choose other experts."""
-        return min(self._distance(seed) for seed in range(_TRIES))
+        guess is not the best of its own logits. The first of several tries that is near enough, else the least, because a near tie may choose
+        other experts."""
+        return nearest(self._distance, _TRIES)
 
     def _distance(self, seed: int) -> float:
         m, rng = self.model, np.random.default_rng(seed)

@@ -306,6 +306,16 @@ def _replay(trunk: Any, decided: dict[tuple[str, str], Decision], strict: bool, 
     return replay, None
 
 
+def nearest(distance: Callable[[int], float], tries: int) -> float:
+    """The first of the distances of seeds 0, 1, ... that a recorded step may have of one that is built, else the least of them all."""
+    found = []
+    for seed in range(tries):
+        found.append(distance(seed))
+        if found[-1] <= REPLAY_LIMIT:
+            return found[-1]
+    return min(found)
+
+
 def extend(
     chosen: KernelRoutes, module: Any, trunk: Any, verdicts: Verdicts | None = None, *, routes: tuple[Route, ...] | None = None
 ) -> None:

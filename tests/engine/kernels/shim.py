@@ -88,7 +88,7 @@ class Shim:
 
 
 def _raw(a: mx.array) -> np.ndarray:
-    return np.array(a.view(mx.uint8)).reshape(-1)
+    return np.array(a.view(mx.uint8), copy=False).reshape(-1)
 
 
 def _aligned(raw: np.ndarray) -> np.ndarray:

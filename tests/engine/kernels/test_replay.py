@@ -78,10 +78,17 @@ def feed(trunk, ids, cuts, recorded: bool = True, taps: bool = False) -> tuple[n
     return np.concatenate(out[1:]), target, found[1:]
 
 
+# A row of every form that rows of a family have here, with windows and a prompt up to the next new form. V4.1: both places in a pair, the
+# first block choice of the owner's entries and the first choice of the others', their first block choice. V4: groups of both kinds, the
+# first choice, the end of the ring.
+ROWS = {"v41": [PROMPT, *range(PROMPT + 1, 16), 23, 25, 26, 27], "v4": [PROMPT, 10, 11, 12, 15, 16, 23, 24, 27, 28, 29, 62, 63, 64, 65]}
+
+
 def test_rows_have_the_bits_of_built_steps(trunk):
     """Past the first entries, the first choice and the first block choice, past groups that close and the end of the ring."""
-    ids = list(tokens(96, 40))
-    cuts = [PROMPT, *range(PROMPT + 1, 31)]
+    ids, cuts = list(tokens(96, 70)), ROWS[trunk.config.family]
+    forms = lambda starts: {form_of(trunk, start, 1, True, True) for start in starts}
+    assert forms(a for a, b in zip(cuts, cuts[1:]) if b == a + 1) == forms(range(PROMPT, 31))
     want, built, taps = feed(trunk, ids, cuts, recorded=False, taps=True)
     trunk.routes.replay.player.played.clear()
     got, target, mine = feed(trunk, ids, cuts, taps=True)
@@ -97,18 +104,17 @@ def test_rows_have_the_bits_of_built_steps(trunk):
 
 def test_windows_have_the_bits_of_single_rows(trunk):
     """What drafting stands on: whatever rows share a step, and whatever of them is taken back."""
-    ids = list(tokens(96, 40))
-    alone, one, _ = feed(trunk, ids, [PROMPT, *range(PROMPT + 1, 29)])
-    cuts = [PROMPT, 10, 12, 20, 23, 28]
-    windows, many, _ = feed(trunk, ids, cuts)
+    ids, prompt, end = list(tokens(96, 40)), 11, 26 if trunk.config.family == "v41" else 28  # past the last row of a new form
+    alone, one, _ = feed(trunk, ids, [prompt, *range(prompt + 1, end + 1)])
+    windows, many, _ = feed(trunk, ids, [prompt, 13, 21, 22, end])
     np.testing.assert_array_equal(windows, alone)
     assert state(many) == state(one)
-    target, at = Target(trunk), PROMPT
-    target.commit(target.rows(ids[:PROMPT]), PROMPT)
-    while at < 16:
+    target, at = Target(trunk), prompt
+    target.commit(target.rows(ids[:prompt]), prompt)
+    while at < 14:
         wrong = [ids[at], *(3 + i % 5 for i in ids[at + 1 : at + 4])]
         trial = target.rows(wrong)
-        np.testing.assert_array_equal(np.array(trial.logits)[0], alone[at - PROMPT])
+        np.testing.assert_array_equal(np.array(trial.logits)[0], alone[at - prompt])
         target.commit(trial, 1)
         at += 1
 
@@ -161,7 +167,7 @@ def test_lanes_and_prompts_in_turn(trunk):
 
 def test_a_lane_takes_over_what_another_left(trunk, monkeypatch):
     """No step is recorded again for the next conversation, which has its own rows all the same; two that live share nothing."""
-    replay, cuts = trunk.routes.replay, [PROMPT, *range(PROMPT + 1, PROMPT + 5), PROMPT + 8]
+    replay, cuts = trunk.routes.replay, [PROMPT, PROMPT + 1, PROMPT + 2, PROMPT + 5]
     first = list(tokens(96, 40))
     second = first[::-1]
     want, built, _ = feed(trunk, second, cuts, recorded=False)
@@ -246,7 +252,7 @@ def test_a_lane_that_outgrows_its_memory_does_not_share_it_with_the_next(trunk):
 
 def test_nothing_of_the_timeline_before_is_seen(trunk):
     """Whatever it left, finite or not: a reset lane goes on in the memory that its steps were recorded for."""
-    ids, cuts = list(tokens(96, 60)), [0, 1, 4, 4 + PROMPT, 40, 41]
+    ids, cuts = list(tokens(96, 60)), [0, 1, 4, 4 + PROMPT, 25, 26]
     fresh, used = Target(trunk), Target(trunk)
     used.commit(used.rows(ids[30:60]), 30)
     used.commit(used.rows(ids[:1]), 1)
