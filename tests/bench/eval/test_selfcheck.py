@@ -180,6 +180,7 @@ def test_what_is_planned_for_the_embedded_model(engines):
 SHORT = """
 from dsv41chat.bench.eval import contracts
 contracts.ANSWER_TOKENS = 6
+contracts._modes = lambda engine: ["adaptive", "misled"]
 """
 
 
@@ -187,16 +188,17 @@ contracts.ANSWER_TOKENS = 6
 def test_the_command(program, tmp_path, monkeypatch):
     """Exit 4 and the contract by name where a fault is planted; killed and run again, the same numbers."""
     monkeypatch.setattr(contracts, "ANSWER_TOKENS", 6)
+    monkeypatch.setattr(contracts, "_modes", lambda engine: ["adaptive", "misled"])
     words = ["eval", "selfcheck", "nano", "--tokens", "64", "--dtype", "float32", "--json"]
     whole = program(*words, "--fresh", "--output", str(tmp_path / "receipt.json"), real=True)
     assert json.loads((tmp_path / "receipt.json").read_text())["arm"] == "selfcheck"
-    assert whole.code == 0 and whole.object["ok"] and len(whole.object["checks"]) == 13 and whole.object["row_invariant"], whole.err
-    command = [sys.executable, "-c", SHORT + KILLING, "9", *words, "--data-dir", str(tmp_path / "killed")]
+    assert whole.code == 0 and whole.object["ok"] and len(whole.object["checks"]) == 9 and whole.object["row_invariant"], whole.err
+    command = [sys.executable, "-c", SHORT + KILLING, "6", *words, "--data-dir", str(tmp_path / "killed")]
     assert subprocess.run(command, env=programs.environment(), capture_output=True, timeout=300).returncode == -signal.SIGKILL
     again = program.at(tmp_path / "killed")(*words, real=True)
     assert "going on where an earlier run was stopped" in again.err and again.out == whole.out
     receipt = json.loads(next(program.data.rglob("selfcheck-*.json")).read_text())
-    assert receipt["summary"].startswith("selfcheck: 13 checks hold") and receipt["short"] == "selfcheck ok" and receipt["result"]["ok"]
+    assert receipt["summary"].startswith("selfcheck: 9 checks hold") and receipt["short"] == "selfcheck ok" and receipt["result"]["ok"]
     assert program(*words[:3], "--tokens", "9000", real=True).code == 2
     commit = Target.commit
     monkeypatch.setattr(Target, "commit", lambda self, trial, keep: commit(self, trial, min(trial.count, keep + 1)))

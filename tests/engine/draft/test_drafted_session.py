@@ -258,29 +258,29 @@ session = engine.new_session()
 session.target.lane.load(mx.load(folder + "/lane.safetensors"))
 session.drafter.load(mx.load(folder + "/drafter.safetensors"), session.target.n)
 p = EncodedPrompt(ids=ids, family="v41", start="content", system_end=0, header_start=0, tools=False, opened=None)
-got = list(session.generate(p, SamplingParams(temperature=0.8, seed=7), max_tokens=64, draft=5))[-1]
+got = list(session.generate(p, SamplingParams(temperature=0.8, seed=7), max_tokens=40, draft=5))[-1]
 print(json.dumps([got.ids, got.draft["by_depth"], got.usage["cached_tokens"]]))
 """
 
 
 def test_a_resumed_conversation_drafts_at_once(engine, tmp_path, monkeypatch):
-    """64 tokens at depth 5 in a new process from stored lane and rings, or by prefill: the acceptance of the uninterrupted session.
+    """40 tokens at depth 5 in a new process from stored lane and rings, or by prefill: the acceptance of the uninterrupted session.
 
-    Stop ids are ignored, so that there are 64.
+    Stop ids are ignored, so that there are 40.
     """
     session = engine.new_session()
-    first = done(session.generate(prompt(engine, "Tell me something"), SAMPLED, max_tokens=80, draft=5, loop_stop=False))
+    first = done(session.generate(prompt(engine, "Tell me something"), SAMPLED, max_tokens=40, draft=5, loop_stop=False))
     monkeypatch.setattr(answer, "stop_ids", lambda tokenizer, family: (-1, frozenset()))
     follow = prompt(engine, "Tell me something", first, "Go on")
     lane = {k: v if isinstance(v, mx.array) else mx.array(v) for k, v in session.target.lane.state().items()}
     mx.save_safetensors(str(tmp_path / "lane.safetensors"), lane)
     mx.save_safetensors(str(tmp_path / "drafter.safetensors"), session.drafter.state())
-    want = done(session.generate(follow, SAMPLED, max_tokens=64, draft=5))
+    want = done(session.generate(follow, SAMPLED, max_tokens=40, draft=5))
     argv = [sys.executable, "-c", _RESUME, str(tmp_path), json.dumps(follow.ids)]
     ids, by_depth, cached = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
     assert ids == list(want.ids) and by_depth == want.draft["by_depth"] and cached
-    assert len(ids) == 64 and sum(p for p, _ in by_depth) >= 10 and by_depth[0][1]
-    fresh = done(engine.new_session().generate(follow, SAMPLED, max_tokens=64, draft=5))
+    assert len(ids) == 40 and sum(p for p, _ in by_depth) >= 10 and by_depth[0][1]
+    fresh = done(engine.new_session().generate(follow, SAMPLED, max_tokens=40, draft=5))
     assert fresh.ids == want.ids and fresh.draft["by_depth"] == want.draft["by_depth"] and not fresh.usage["cached_tokens"]
 
 
