@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -58,11 +59,13 @@ def _commit() -> tuple[str | None, bool | None]:
 def write_receipt(target: Path | None, what: str, payload: dict, accelerator: str = "cpu") -> Path:
     """Write `<date>-<what>-<device>.json` into the folder `target`, or to `target` itself when it ends in .json. Returns the whole path.
 
-    target None: `receipts_folder()`.
+    target None: `receipts_folder()`. In a folder no receipt takes the place of another: later ones of a day have a number.
     """
     target = receipts_folder() if target is None else target.expanduser().absolute()
     if target.suffix != ".json":
         target.mkdir(parents=True, exist_ok=True)
-        target = target / f"{datetime.date.today().isoformat()}-{what}-{device_name(accelerator)}.json"
+        name = f"{datetime.date.today().isoformat()}-{what}-{device_name(accelerator)}"
+        names = (f"{name}{'' if number == 1 else f'-{number}'}.json" for number in itertools.count(1))
+        target = next(path for path in map(target.joinpath, names) if not path.exists())
     target.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
     return target

@@ -253,5 +253,8 @@ def test_receipts_stay_out_of_an_installed_package(tmp_path, monkeypatch, capsys
         assert path.parent == state / "bench" and json.loads(path.read_text())["what"].startswith("primitives")
     monkeypatch.chdir(tmp_path)
     assert cli.main([*words, "-o", "here"]).code == 0
-    assert Path(capsys.readouterr().out.splitlines()[-1]).parent == tmp_path / "here"
+    first = Path(capsys.readouterr().out.splitlines()[-1])
+    assert first.parent == tmp_path / "here"
+    kept = receipt.write_receipt(tmp_path / "here", "ops", {"later": 1})
+    assert kept.name == f"{first.stem}-2.json" and "later" not in json.loads(first.read_text()), "no receipt takes another's place"
     assert not (tmp_path / "site-packages").exists()

@@ -175,6 +175,7 @@ async def test_the_first_draft_goes_however_late_another_thread_comes_to_it(tmp_
         assert app.store.draft(None).text == "first"
         late, spawn = [], chat.spawn
         monkeypatch.setattr(chat, "spawn", lambda work, group, **more: late.append(work) if group == "draft" else spawn(work, group, **more))
+        chat._finish = None
         await pilot.press("enter")
         await ended(chat)
         chat.composer.insert("second")
@@ -215,6 +216,44 @@ async def test_leaving_stores_a_draft_that_another_thread_was_to_write(tmp_path,
         await pilot.press("ctrl+q")
         await until(lambda: app.leaving)
         assert app.store.draft(None).text == "draft"
+
+
+@pytest.mark.parametrize("keys,text", [
+    ((*"abc", "backspace", "backspace", *"XY"), "aXY"),
+    ((*"abc", "ctrl+u", *"XY"), "XY"),
+    ((*"abc", "home", *"XY"), "XYabc"),
+    ((*"abc", "left", *"X", "end", *"Y"), "abXcY"),
+    ((*"one two", "ctrl+w", *"2"), "one 2"),
+])  # fmt: skip
+async def test_keys_act_in_the_order_in_which_they_came(tmp_path, keys, text):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30)):
+        press(app, *keys, gap_s=FAST_S)
+        await until(lambda: len(chat_of(app).composer.text) == len(text) and chat_of(app).composer.text[-1] == text[-1])
+        await drawn(app)
+        assert chat_of(app).composer.text == text
+
+
+async def test_what_was_begun_waits_for_the_next_new_conversation(tmp_path):
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        opened = chat.conversation.id
+        await pilot.press("ctrl+n")
+        await until(lambda: chat.conversation is None)
+        press(app, *"precious")
+        await until(lambda: chat.composer.text == "precious")
+        await chat.open_conversation(opened)
+        await until(lambda: chat.conversation is not None and chat.composer.text == "")
+        await pilot.press("ctrl+n")
+        await until(lambda: chat.conversation is None and chat.composer.text == "precious")
+        chat._finish = None
+        await pilot.press("enter")
+        await ended(chat)
+        await pilot.press("ctrl+n")
+        await until(lambda: chat.conversation is None)
+        assert chat.composer.text == "", "it was sent"
 
 
 async def test_an_edit_gives_back_the_draft_whose_place_it_took(tmp_path):

@@ -260,7 +260,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         self.watch_other(None)
         self.transcript.set_entries([])
         self.end_edit()
-        self.composer.reset()
+        self.restore_first_draft()
         self.show_queue([])
         self._status_of(())
         self.show_header()

@@ -121,6 +121,12 @@ class DraftActions:
         self._newest_draft = self._newest_of[None] = draft = (None, "", None, None)
         self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
 
+    def restore_first_draft(self) -> None:
+        """What was being written where there is no conversation yet, when that was left for another."""
+        _, text, _, meta = self._newest_of.get(None, (None, "", None, None))
+        self.composer.reset("" if self.held else text)
+        self.composer.chips.update((meta or {}).get("chips", {}) if self.composer.text else {})
+
     def renew_draft(self) -> None:
         """The stored draft went with the message that it became; what was typed meanwhile is stored again, soon."""
         if not self.composer.text:

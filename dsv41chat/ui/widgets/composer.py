@@ -132,8 +132,19 @@ class Composer(TextArea):
             event.stop()
             event.prevent_default()
             self.recall(1)
+        elif await self._edits(key):
+            event.stop()
+            event.prevent_default()
         else:
             await super()._on_key(event)
+
+    async def _edits(self, key: str) -> bool:
+        """Runs what the key does in this field, if anything. At once: Textual does so when the key comes back from the screen, and what was
+        typed behind it would be in the field by then."""
+        for binding in self._bindings.key_to_bindings.get(key, ()):
+            if not binding.priority and await self.app.run_action(binding.action, self):
+                return True
+        return False
 
     def _complete(self) -> bool:
         """Tab on a /command or an @path. Returns whether there was something to complete."""
