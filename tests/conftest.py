@@ -9,6 +9,10 @@ import pytest
 
 import tests.offline.sitecustomize  # noqa: F401 - from here on this process has no network
 
+# As many workers as processors share these: threads of a BLAS that spin while they wait would take them from one another.
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 ROOT = Path(__file__).resolve().parents[1]
 # Where programs that tests start find this package, and the refusal of the network before it.
 PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "offline"), str(ROOT)])
