@@ -33,7 +33,8 @@ _TYPES = {
 }  # fmt: skip
 # The bodies only cast pointers to these.
 _STANDINS = "struct bfloat16_t { unsigned short bits; };\nstruct float16_t { unsigned short bits; };\n"
-_OPTIONS = ("--fmad=false", "--std=c++17")
+# Without the last, compilers before 13.1 take a lambda inside a generic one for a function of the host.
+_OPTIONS = ("--fmad=false", "--std=c++17", "--device-as-default-execution-space")
 _DIGEST = 32
 # Of CUDA's driver interface: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
 _MAJOR, _MINOR = 75, 76

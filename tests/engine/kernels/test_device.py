@@ -27,8 +27,11 @@ def test_a_kernel_on_the_device(name):
         pytest.skip(f"a {case.only} kernel")
     got = case.run(BACKEND)
     mx.eval(got)
+    # MLX's compiled functions need a compiler of the machine's own on the CPU, and not every machine's is taken.
+    mx.disable_compile()
     with mx.stream(mx.cpu):
         distances = case.distances(got)
+    mx.enable_compile()
     assert all(d <= limit for d, limit in zip(distances, case.limits, strict=True)), distances
     want = record_of(case)
     for i, (a, b) in enumerate(zip(got, want or ())):
