@@ -153,7 +153,7 @@ class Driver:
         if add is None:
             return False
         add.argtypes, add.restype, add.errcheck = (c_void_p, c_void_p, c_void_p, ctypes.POINTER(_EdgeData), c_size_t), c_int, self._checked
-        return int(architecture().removeprefix("sm_")) >= _EARLY_ARCHITECTURE
+        return int(architecture().removeprefix("sm_").removesuffix("a")) >= _EARLY_ARCHITECTURE
 
     def allocate(self, nbytes: int) -> int:
         """Address of `nbytes` > 0 bytes of the device's own memory, all zero (this waits for the stream), on a border of at least 256

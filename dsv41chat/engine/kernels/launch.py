@@ -18,11 +18,13 @@ Outputs = Sequence[tuple[tuple[int, ...], mx.Dtype]]
 class Backend(Protocol):
     """What executes kernel texts: a device, or in tests the CPU shim.
 
-    dialect: metal or cuda. lazy: `run` only builds a graph, so that calls can be joined to compiled graphs.
+    dialect: metal or cuda. lazy: `run` only builds a graph, so that calls can be joined to compiled graphs. warpgroups: four SIMD groups
+    use the matrix unit together.
     """
 
     dialect: str
     lazy: bool
+    warpgroups: bool
 
     def run(
         self, kernel: Kernel, inputs: Sequence[mx.array], constants: Mapping[str, int], groups: tuple[int, int, int], threads: int, outputs: Outputs
@@ -47,6 +49,7 @@ class MetalBackend:
 
     dialect = "metal"
     lazy = True
+    warpgroups = False
 
     def __init__(self):
         self._built: dict[tuple, Callable] = {}

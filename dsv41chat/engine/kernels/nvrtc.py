@@ -64,7 +64,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def architecture() -> str:
-    """Of the first device, such as sm_90. Raises OSError without NVIDIA's driver."""
+    """Of the first device, such as sm_80; sm_90a for generation 9, whose own instructions no other has. Raises OSError without NVIDIA's driver."""
     driver, device, values = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), []
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
         raise OSError("NVIDIA's driver finds no device")
@@ -72,7 +72,7 @@ def architecture() -> str:
         value = ctypes.c_int()
         driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         values.append(value.value)
-    return f"sm_{values[0]}{values[1]}"
+    return f"sm_{values[0]}{values[1]}{'a' * (values == [9, 0])}"
 
 
 def program(kernel: Kernel, inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype], constants: Mapping[str, int]) -> tuple[str, str]:
@@ -93,7 +93,8 @@ def compiled(name: str, text: str, target: str, options: Sequence[str] = ()) -> 
     if nvrtc is None:
         raise CompileFailed("NVIDIA's run-time compiler (libnvrtc) was not found")
     known = _known_targets(nvrtc)
-    real = target.removeprefix("sm_").isdigit() and int(target.removeprefix("sm_")) in known
+    number = target.removeprefix("sm_").removesuffix("a")
+    real = number.isdigit() and int(number) in known
     flags = [f"--gpu-architecture={target if real else f'compute_{max(known)}'}", *_OPTIONS, *options]
     if nvrtc.nvrtcCreateProgram(ctypes.byref(handle), text.encode(), name.encode(), 0, None, None):
         raise CompileFailed(f"{name}: the compiler does not start")
@@ -203,6 +204,10 @@ class NvrtcBackend:
             shared_memory=constants.get("SHARED", 0),
             ensure_row_contiguous=True,
         )
+
+    @property
+    def warpgroups(self) -> bool:
+        return architecture() == "sm_90a"
 
     @property
     def _code(self) -> CodeFolder:

@@ -107,7 +107,7 @@ class Recorder:
     """A `Backend` that notes. dialect: of the backend that will run the launches. Its operations may be called again and again, each time
     for another tape (`begin`)."""
 
-    lazy = False
+    lazy = warpgroups = False
 
     def __init__(self, dialect: str):
         self.dialect = dialect

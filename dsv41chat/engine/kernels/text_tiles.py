@@ -10,6 +10,7 @@ from __future__ import annotations
 from dsv41chat.engine.kernels.dialect import Kernel
 from dsv41chat.engine.kernels.text_matrix import DECODE, PAIR
 from dsv41chat.engine.kernels.text_tensor import UNIT
+from dsv41chat.engine.kernels.text_warpgroup import WARPGROUP
 
 # ids int32 [n, P], n = dims[0] -> picks sorted by expert, a pick after those before it: order int32 [n * P], what pick is where; back, its
 # inverse; tiles int32 [n * P / ROWS + E, 4] = (expert, first, count, 0) of at most ROWS picks of one expert each. Expert e's tiles lie from
@@ -55,6 +56,7 @@ _RUNS = (
     DECODE
     + UNIT
     + PAIR
+    + WARPGROUP
     + r"""
 // 16 neighbouring inputs of a row of weights as they are stored, with their scale and bias.
 template <int MODE, int BITS, int SF> struct codes16 {
@@ -134,7 +136,8 @@ template <int NT, int M> FN void write_sums(u16* O, const float (*acc)[NT][4], i
 )
 
 # The sums of a SIMD group: 16 rows of wa from row ra on and 16 of wb from rb on, by 8 * NT rows of x, of which row i begins at element
-# place(i) and `count` are there. W SIMD groups stage the rows together. -> acc[2][NT][4]. Absent rows repeat one that is there.
+# place(i) and `count` are there. W SIMD groups stage the rows together; WG: W is a multiple of four, which multiply together on a device that can.
+# -> acc[2][NT][4]. Absent rows repeat one that is there.
 _SUMS = r"""
   constexpr int EACH = NT / W;
   SHM uint4 staged[2][NT * 64];
@@ -156,15 +159,21 @@ _SUMS = r"""
   ROLLED for (int it = 0; it < K / 64; it++) {
     uint4* o = staged[it & 1];
     UNROLL for (int j = 0; j < EACH; j++) {
+      frag f;
       if (MODE == 3) {
-        o[j * W * 32 + tid] = next[j].u; o[NT * 32 + j * W * 32 + tid] = next[j].v;
+        const uint4 u = next[j].u, v = next[j].v;
+        f = {{u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w}};
       } else {
-        frag f;
         next[j].turn(f);
+      }
+      if (WG) {
+        UNROLL for (int i = 0; i < 8; i++) ((u32*)o)[(i * NT + j * W) * 32 + tid] = f.p[i];
+      } else {
         const uint4 u = {f.p[0], f.p[1], f.p[2], f.p[3]}, v = {f.p[4], f.p[5], f.p[6], f.p[7]};
         o[j * W * 32 + tid] = u; o[NT * 32 + j * W * 32 + tid] = v;
       }
     }
+    if (WG) staged_for_unit();
     u32 A[2][16];
     UNROLL for (int m = 0; m < 2; m++) { c[m][0].turn(A[m]); c[m][1].turn(A[m] + 1); }
     if (it + 1 < K / 64) {
@@ -176,18 +185,23 @@ _SUMS = r"""
       }
     }
     BARRIER();
-    // Pairs of eight rows that are not there cost nothing.
-    UNROLL for (int n = 0; n < NT; n += 2) {
-      if (n * 8 < count) {
-        UNROLL for (int q = 0; q < 2; q++) {
-          const uint4 u = o[q * NT * 32 + n * 32 + lane], v = o[q * NT * 32 + n * 32 + 32 + lane];
-          UNROLL for (int m = 0; m < 2; m++) {
-            const u32* B = A[m] + q * 8;
-            mma(acc[m][n], B[0], B[1], B[2], B[3], u.x, u.y); mma(acc[m][n + 1], B[0], B[1], B[2], B[3], v.x, v.y);
-          }
-          UNROLL for (int m = 0; m < 2; m++) {
-            const u32* B = A[m] + q * 8 + 4;
-            mma(acc[m][n], B[0], B[1], B[2], B[3], u.z, u.w); mma(acc[m][n + 1], B[0], B[1], B[2], B[3], v.z, v.w);
+    if (WG) {
+      // All rows of the tile: a branch for fewer would keep the compiler from letting products overlap.
+      run64<NT>(acc, A, (const u32*)o, lane);
+    } else {
+      // Pairs of eight rows that are not there cost nothing.
+      UNROLL for (int n = 0; n < NT; n += 2) {
+        if (n * 8 < count) {
+          UNROLL for (int q = 0; q < 2; q++) {
+            const uint4 u = o[q * NT * 32 + n * 32 + lane], v = o[q * NT * 32 + n * 32 + 32 + lane];
+            UNROLL for (int m = 0; m < 2; m++) {
+              const u32* B = A[m] + q * 8;
+              mma(acc[m][n], B[0], B[1], B[2], B[3], u.x, u.y); mma(acc[m][n + 1], B[0], B[1], B[2], B[3], v.x, v.y);
+            }
+            UNROLL for (int m = 0; m < 2; m++) {
+              const u32* B = A[m] + q * 8 + 4;
+              mma(acc[m][n], B[0], B[1], B[2], B[3], u.z, u.w); mma(acc[m][n + 1], B[0], B[1], B[2], B[3], v.z, v.w);
+            }
           }
         }
       }

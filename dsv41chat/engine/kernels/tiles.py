@@ -44,6 +44,10 @@ def _simds(outputs: int, each: int, columns: int) -> int:
     return next(w for w in (8, 4, 2, 1) if w <= max(columns // 2, 4) and outputs % (w * each) == 0)
 
 
+def _tile(backend: Backend, columns: int, simds: int) -> dict[str, int]:
+    return {"NT": columns, "W": simds, "WG": int(backend.warpgroups and simds % 4 == 0)}
+
+
 class TileMatrices:
     """Gate and up of experts with their activation, or their down matrices: the rows of TENSOR_TILES.
 
@@ -66,7 +70,7 @@ class TileMatrices:
         simds, rows = _simds(self.outputs, each, columns), 8 * columns
         routed = n * c["P"]
         places = (routed // rows + c["E"] if c["P"] else 0) + (-(-n // rows) if self.shared else 0)
-        constants, grid = {**c, "NT": columns, "W": simds}, (self.outputs // (each * simds), places, 1)
+        constants, grid = {**c, **_tile(self.backend, columns, simds)}, (self.outputs // (each * simds), places, 1)
         outputs = [((routed + (n if self.shared else 0), self.outputs), mx.bfloat16)]
         return self.backend.run(TENSOR_TILES, [x, *self.arrays, tiles, order, weight, number(n)], constants, grid, 32 * simds, outputs)[0]
 
@@ -166,7 +170,7 @@ class GroupsProduct:
         columns = _columns(n, m.outputs * self.groups, 32)
         simds = _simds(m.outputs, 32, columns)
         grid, outputs = (m.outputs // (32 * simds), -(-n // (8 * columns)), self.groups), [((n, m.outputs * self.groups), mx.bfloat16)]
-        return self.backend.run(TENSOR_GROUPS, [x, *m.arrays, number(n)], {**self.constants, "NT": columns, "W": simds}, grid, 32 * simds, outputs)[0]
+        return self.backend.run(TENSOR_GROUPS, [x, *m.arrays, number(n)], {**self.constants, **_tile(self.backend, columns, simds)}, grid, 32 * simds, outputs)[0]
 
 
 class RowsProduct:
@@ -198,7 +202,7 @@ class RowsProduct:
         columns = _columns(n, a.outputs, each)
         simds = _simds(a.outputs, each, columns)
         constants = {**self.constants, "N2": 0 if b is None else b.outputs, "AR": 0 if self.table is None else self.table.shape[0]}
-        constants |= {"NT": columns, "W": simds}
+        constants |= _tile(self.backend, columns, simds)
         added = (rows, rows) if self.table is None else (self.table, positions)
         inputs = [x, a.arrays[0], (b or a).arrays[0], *added, rows]
         grid = a.outputs // (each * simds), -(-n // (8 * columns)), 1

@@ -38,8 +38,8 @@ class Paper:
 
     lazy = True
 
-    def __init__(self, dialect: str):
-        self.dialect, self.launches, self.programs, self.threads = dialect, Counter(), set(), Counter()
+    def __init__(self, dialect: str, warpgroups: bool = False):
+        self.dialect, self.warpgroups, self.launches, self.programs, self.threads = dialect, warpgroups, Counter(), set(), Counter()
 
     def run(self, kernel, inputs, constants, groups, threads, outputs):
         assert kernel.only in (None, self.dialect) and threads % 32 == 0 and threads <= 1024 and all(g >= 1 for g in groups)

@@ -50,8 +50,8 @@ class Shim:
 
     lazy = False
 
-    def __init__(self, dialect: str):
-        self.dialect = dialect
+    def __init__(self, dialect: str, warpgroups: bool = False):
+        self.dialect, self.warpgroups = dialect, warpgroups
         self.launches: list[str] = []
 
     def run(

@@ -127,7 +127,7 @@ def test_a_step_of_many_nodes(fake):
     assert all(np.array_equal(fake.read(block), values) for block, values in zip(blocks, want))
 
 
-@pytest.mark.parametrize("target, early", [("sm_80", 0), ("sm_90", 998), ("sm_121", 998)])
+@pytest.mark.parametrize("target, early", [("sm_80", 0), ("sm_90a", 998), ("sm_121", 998)])
 def test_nodes_of_one_predecessor_start_early(fake, monkeypatch, target, early):
     """Results are those of the order all the same; what comes after two waits for their ends."""
     monkeypatch.setattr(made, "architecture", lambda: target)
@@ -455,7 +455,7 @@ def test_kernels_of_the_driver_compile(program_of):
 class Noted:
     """A backend that notes what it is asked to run."""
 
-    dialect, lazy = "cuda", True
+    dialect, lazy, warpgroups = "cuda", True, False
 
     def __init__(self):
         self.backend, self.calls = NvrtcBackend(), []

@@ -54,10 +54,10 @@ def test_the_cases(architecture):
     compiled(backend, architecture)
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120"])
 def test_wide_tiles_of_a_prompt(architecture):
     """They take as many registers as there are; every form of the weights has to leave room."""
-    backend, d, E, D, I = Paper("cuda"), Draw(1), 2, 256, 128
+    backend, d, E, D, I = Paper("cuda", warpgroups=architecture == "sm_90a"), Draw(1), 2, 256, 128
     x, ids, weight = mx.zeros((128, D), mx.bfloat16), mx.zeros((128, 2), mx.int32), mx.zeros((128, 2))
     for mode, bits, group, *scales in [("affine", b, 64) for b in (2, 4, 6, 8)] + [("affine", 4, 32, mx.float32), ("mxfp4", 4, 32), ("mxfp8", 8, 32)]:
         up, down = (nn.QuantizedExpertLinear(d.packed((E, *shape), mode, bits, group, *scales), mx.bfloat16) for shape in ((I, D), (D, I)))
@@ -74,6 +74,8 @@ def test_wide_tiles_of_a_prompt(architecture):
         patch.setattr(tiles, "_BUSY", 0)
         for second in (None, matrix):
             tiles.RowsProduct(backend, matrix, second)(x)
+    together = {dict(constants)["WG"] for kernel, *_, constants in backend.programs if kernel is tiles.TENSOR_TILES}
+    assert together == {int(architecture == "sm_90a")}
     assert {dict(constants).get("NT", tiles.WIDE) for *_, constants in backend.programs} == {tiles.WIDE, tiles.MIDDLE}
     compiled(backend, architecture)
 

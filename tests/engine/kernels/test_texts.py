@@ -14,7 +14,7 @@ from dsv41chat.engine.kernels.hyper import Enter
 from dsv41chat.engine.kernels.tiles import tile_order
 from dsv41chat.engine.nn import linear as nn
 from dsv41chat.engine.nn.hyper_connection import HyperConnection, enter
-from tests.engine.kernels.cases import ROWS, Draw, cases, distance
+from tests.engine.kernels.cases import ROWS, Case, Draw, cases, distance
 from tests.engine.kernels.cases_exl3 import tensor_trellis, trellis
 from tests.engine.kernels.record import raw, record_of
 from tests.engine.kernels.shim import Shim, needs_compiler
@@ -87,12 +87,17 @@ def test_tiles_cover_every_pick_once(rows):
     assert len(found) == ids.size // rows + len(counts)
 
 
+def many_rows(n: int) -> Case:
+    """Two picks of three experts each, of the last rows other ones."""
+    case, d = next(c for c in cases() if c.name == "tensor experts affine 4"), Draw(18)
+    ids = mx.array(np.sort(np.stack([d.rng.permutation(3)[:2] for _ in range(n)]) + np.arange(n)[:, None] // (n - 2), axis=1).astype(np.int32))
+    return replace(case, inputs=(d.normal(n, 128).astype(mx.bfloat16), ids, d.positive(n, 2)))
+
+
 def test_a_prompt_of_many_rows_in_tiles_of_every_width():
     """More rows of an expert than one tile holds, and tiles that are partly full: right, and the same bits whatever the tiles and the rows."""
-    case = next(c for c in cases() if c.name == "tensor experts affine 4")
-    d, n = Draw(18), 150
-    ids = mx.array(np.sort(np.stack([d.rng.permutation(3)[:2] for _ in range(n)]) + np.arange(n)[:, None] // 148, axis=1).astype(np.int32))
-    many = replace(case, inputs=(d.normal(n, 128).astype(mx.bfloat16), ids, d.positive(n, 2)))
+    n = 150
+    case = many = many_rows(n)
     with pytest.MonkeyPatch.context() as patch:
         wide = many.run(Shim("cuda"), n)
         assert many.distances(wide, n)[0] <= case.limits[0] and tiles.columns_of(2 * n, 5) == tiles.WIDE
@@ -101,6 +106,20 @@ def test_a_prompt_of_many_rows_in_tiles_of_every_width():
             assert bits(many.run(Shim("cuda"), n), n) == bits(wide, n)
     assert [tiles.columns_of(64 * rows, 64) for rows in (5, 27, 28, 48, 59, 60, 400)] == [4, 4, 8, 8, 8, 16, 16]
     assert bits(many.run(Shim("cuda"), 70), 70) == bits(wide, 70)
+
+
+@pytest.mark.parametrize("fault", [None, ("2 * s * NT + n", "2 * s * NT + n / 2"), ("(2 * s + 1) * NT", "(2 * s + 0) * NT"), ("s < 4; s++", "s < 3; s++")])
+def test_tiles_that_four_groups_multiply_together(fault, monkeypatch):
+    """The same bits as with a product of each SIMD group for itself, on a device whose SIMD groups cannot do it together too."""
+    n, kernel = 40, tiles.TENSOR_TILES
+    case = many_rows(n)
+    want = case.run(Shim("cuda"), n)
+    if fault:
+        assert fault[0] in kernel.helpers
+        monkeypatch.setattr(tiles, "TENSOR_TILES", replace(kernel, helpers=kernel.helpers.replace(*fault)))
+    for columns in (tiles.NARROW, tiles.MIDDLE, tiles.WIDE):
+        monkeypatch.setattr(tiles, "columns_of", lambda *sizes, columns=columns: columns)
+        assert (bits(case.run(Shim("cuda", warpgroups=True), n), n) == bits(want, n)) == (not fault)
 
 
 def test_plain_matrices_of_a_prompt_in_wide_and_narrow_tiles():
