@@ -108,7 +108,7 @@ def test_a_prompt_of_many_rows_in_tiles_of_every_width():
     assert bits(many.run(Shim("cuda"), 70), 70) == bits(wide, 70)
 
 
-@pytest.mark.parametrize("fault", [None, ("2 * s * NT + n", "2 * s * NT + n / 2"), ("(2 * s + 1) * NT", "(2 * s + 0) * NT"), ("s < 4; s++", "s < 3; s++")])
+@pytest.mark.parametrize("fault", [None, ("2 * s * NT + n", "2 * s * NT + n / 2"), ("2 * s + 1", "2 * s"), ("s < 4; s++", "s < 3; s++")])
 def test_tiles_that_four_groups_multiply_together(fault, monkeypatch):
     """The same bits as with a product of each SIMD group for itself, on a device whose SIMD groups cannot do it together too."""
     n, kernel = 40, tiles.TENSOR_TILES
