@@ -50,12 +50,12 @@ class Embed:
         self.backend, self.matrix = backend, _table(table)
         if streams != STREAMS:
             raise Declined(f"{streams} streams; the kernels have {STREAMS}")
-        self.constants = {"D": self.matrix.inputs, **self.matrix.form.constants()}
+        self.constants = {"D": self.matrix.inputs, "NTH": _THREADS, **self.matrix.form.constants()}
 
     def __call__(self, ids: mx.array) -> mx.array:
         n, width = ids.size, self.matrix.inputs
-        grid = -(-width // 1024), n, 1
-        return self.backend.run(EMBED, [ids, *self.matrix.arrays], self.constants, grid, 32, [((n, STREAMS, width), mx.bfloat16)])[0]
+        grid = -(-width // (8 * _THREADS)), n, 1
+        return self.backend.run(EMBED, [ids, *self.matrix.arrays], self.constants, grid, _THREADS, [((n, STREAMS, width), mx.bfloat16)])[0]
 
 
 def _table(table: mx.array | QuantizedLookup) -> Stored:

@@ -9,7 +9,7 @@ import mlx.core as mx
 from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, number
 from dsv41chat.engine.kernels.routes import Declined
-from dsv41chat.engine.kernels.text_hyper import HYPER_FINISH, HYPER_SPREAD, TENSOR_SPREAD
+from dsv41chat.engine.kernels.text_hyper import HYPER_FINISH, HYPER_SPREAD, TENSOR_SPREAD, finish_of_many
 from dsv41chat.engine.nn.hyper_connection import HyperConnection
 
 _STREAMS = 4
@@ -29,11 +29,13 @@ class Mixes:
             raise Declined(f"a width of {self.width} is not a multiple of 32")
         # Slices of few rows are short, because they are all that there is to share out; a device with a matrix unit has longer ones of many.
         self.slice = 64 if self.width % 64 == 0 else 32
-        self.long = next(n for n in (256, 128, 64, 32) if self.width % n == 0) if backend.dialect == "cuda" else None
-        # Enough threads for one run of 8 channels each; the number is the same on all devices because it orders a sum.
+        self.long = next(n for n in (128, 64, 32) if self.width % n == 0) if backend.dialect == "cuda" else None
+        # Enough threads for one run of 8 channels each; the number is the same on all devices because it orders a sum. Many rows have fewer,
+        # so that more of them are on the device at once.
         self.threads = 256 if self.width <= 2048 else 512
+        self.many_threads = min(960, max(256, -(-self.width // 512) * 32))
         self.constants = {"D": self.width, "STAGGER": int(stagger)}
-        self.finish_constants = {"NTH": self.threads, "ITERS": mix.iterations, "ROW": int(row)}
+        self.finish_constants = {"ITERS": mix.iterations, "ROW": int(row)}
         self.finish_constants |= {"EPS": float_bits(mix.norm_eps), "HCEPS": float_bits(mix.eps)}
 
     def __call__(self, h: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -63,8 +65,11 @@ class Mixes:
         n, f32 = h.shape[0], mx.float32
         outputs = [((n, 4), f32), ((n, 4), f32), ((n, 4, 4), f32), (shape, mx.bfloat16)]
         inputs = [parts, self.mix.scale, self.mix.base, collapsed, h, norm]
-        constants = {**self.constants, "DS": self.long if self._many(n) else self.slice, **self.finish_constants}
-        return self.backend.run(HYPER_FINISH, inputs, constants, (n, 1, 1), self.threads + 32, outputs)
+        kernel, width, threads = HYPER_FINISH, self.slice, self.threads
+        if self._many(n):
+            kernel, width, threads = finish_of_many(self.many_threads), self.long, self.many_threads
+        constants = {**self.constants, "DS": width, "NTH": threads, **self.finish_constants}
+        return self.backend.run(kernel, inputs, constants, (n, 1, 1), threads + 32, outputs)
 
 
 class Enter(Mixes):

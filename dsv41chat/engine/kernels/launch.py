@@ -8,6 +8,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS, Kernel, header, kernel_name, source
 
 # Rows of one launch: a weight that is read once serves all of them. Wider calls take another way.
@@ -40,8 +41,14 @@ class Backend(Protocol):
 
 @lru_cache(maxsize=256)
 def number(value: int) -> mx.array:
-    """int32 [1]: a length for a kernel. Kept, because the same ones come back in every layer and step."""
-    return mx.array([value], dtype=mx.int32)
+    """int32 [1 or 4], all the same: a length for a kernel. Kept, because the same ones come back in every layer and step."""
+    if device_kind() != "cuda":
+        return mx.array([value], dtype=mx.int32)
+    # What the host wrote, and anything of at most 8 bytes, MLX leaves in the host's memory there, from where each group of every launch
+    # would fetch it. Source: MLX 0.32, backend/cuda/allocator.
+    made = mx.full((4,), value, dtype=mx.int32)
+    mx.async_eval(made)
+    return made
 
 
 class MetalBackend:

@@ -6,6 +6,9 @@ produced `y` spread it over the streams; in V4.1 its pre also collapses them for
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 from dsv41chat.engine.kernels.dialect import Kernel
 from dsv41chat.engine.kernels.text_exl3 import MIX
 from dsv41chat.engine.kernels.text_matrix import PAIR
@@ -142,17 +145,21 @@ HYPER_FINISH = Kernel(
     ("part", "scale", "base", "xc", "hn", "nw"),
     ("pre", "post", "comb", "x"),
     r"""
-  constexpr int G = D / DS, L = (G + 7) / 8;
+  constexpr int G = D / DS, L = (G + 7) / 8, PER = ROW ? (D + NTH * 8 - 1) / (NTH * 8) : 0;
   SHM float seg[8][32]; SHM float tot[32]; SHM float mine[4]; SHM float squares[32];
   // The SIMD group behind those of the row makes the coefficients.
   const bool mixer = sg == NTH / 32;
   const u32 m = lane < 24 ? lane : 0;
   float sc = 0.0f, ba = 0.0f;
   if (mixer) { sc = scale[m < 4 ? 0 : m < 8 ? 1 : 2]; ba = base[m]; }
-  // The streams of this thread's first channels, on the way during the sums.
+  // This thread's runs of 8 channels of the collapsed row, or of the streams that it is made of, on the way during the sums.
   const u32 d0 = mixer ? D : tid * 8;
-  uint4 u[4];
-  if (ROW && !STAGGER && d0 < D) load4<D>((DEV const u32*)hn, (u64)gx * 4 * D + d0, u);
+  uint4 row[PER + 1], u[PER + 1][4];
+  float n[PER + 1][8];
+  UNROLL for (int p = 0; p < PER; p++) if (d0 + p * NTH * 8 < D) {
+    if (STAGGER) row[p] = *(DEV const uint4*)((DEV const u32*)xc + ((u64)gx * D + d0 + p * NTH * 8) / 2);
+    else load4<D>((DEV const u32*)hn, (u64)gx * 4 * D + d0 + p * NTH * 8, u[p]);
+  }
   if (sg < 8) {
     float s = 0.0f;
     UNROLL for (int i = 0; i < L; i++) { const int g = (int)sg * L + i; if (g < G) s += part[((u64)gx * G + g) * 32 + lane]; }
@@ -174,46 +181,35 @@ HYPER_FINISH = Kernel(
     else if (lane < 8) post[gx * 4 + lane - 4] = 2.0f * sigm(mix);
   }
   if (ROW) {
-    float sq = 0.0f;
-    if (!STAGGER) {
-      BARRIER();
-      for (u32 d = d0; d < D; d += NTH * 8) {
-        float c[8], o[8];
-        if (d > d0) load4<D>((DEV const u32*)hn, (u64)gx * 4 * D + d, u);
-        UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
-        UNROLL for (int k = 0; k < 4; k++) {
-          bf8(u[k], o);
-          UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
-        }
-        UNROLL for (int i = 0; i < 8; i++) { const float z = rbf(c[i]); sq = FMA(z, z, sq); }
+    float sq = STAGGER ? tot[25] : 0.0f;
+    if (!STAGGER) BARRIER();
+    if (!STAGGER) UNROLL for (int p = 0; p < PER; p++) if (d0 + p * NTH * 8 < D) {
+      float c[8], o[8];
+      UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
+      UNROLL for (int k = 0; k < 4; k++) {
+        bf8(u[p][k], o);
+        UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
       }
+      row[p].x = pack2(c[0], c[1]); row[p].y = pack2(c[2], c[3]); row[p].z = pack2(c[4], c[5]); row[p].w = pack2(c[6], c[7]);
+      bf8(row[p], c);
+      UNROLL for (int i = 0; i < 8; i++) sq = FMA(c[i], c[i], sq);
+    }
+    UNROLL for (int p = 0; p < PER; p++) if (d0 + p * NTH * 8 < D) loadn<8, 1>((DEV const u32*)nw, d0 + p * NTH * 8, n[p]);
+    if (!STAGGER) {
       sq = wsum(sq);
       if (lane == 0) squares[sg] = sq;
       BARRIER();
       sq = 0.0f;
       for (int i = 0; i < NTH / 32; i++) sq += squares[i];
-    } else {
-      sq = tot[25];
     }
     const float r = 1.0f / SQRTF(sq / (float)D + eps);
-    for (u32 d = d0; d < D; d += NTH * 8) {
-      float c[8], n[8], o[8];
-      if (STAGGER) {
-        loadn<8, 0>((DEV const u32*)xc, (u64)gx * D + d, c);
-      } else {
-        if (D > NTH * 8) load4<D>((DEV const u32*)hn, (u64)gx * 4 * D + d, u);
-        UNROLL for (int i = 0; i < 8; i++) c[i] = 0.0f;
-        UNROLL for (int k = 0; k < 4; k++) {
-          bf8(u[k], o);
-          UNROLL for (int i = 0; i < 8; i++) c[i] = FMA(mine[k], o[i], c[i]);
-        }
-        UNROLL for (int i = 0; i < 8; i++) c[i] = rbf(c[i]);
-      }
-      loadn<8, 1>((DEV const u32*)nw, d, n);
+    UNROLL for (int p = 0; p < PER; p++) if (d0 + p * NTH * 8 < D) {
+      float c[8];
+      bf8(row[p], c);
       uint4 w;
-      w.x = pack2(c[0] * r * n[0], c[1] * r * n[1]); w.y = pack2(c[2] * r * n[2], c[3] * r * n[3]);
-      w.z = pack2(c[4] * r * n[4], c[5] * r * n[5]); w.w = pack2(c[6] * r * n[6], c[7] * r * n[7]);
-      *(DEV uint4*)((DEV u16*)x + (u64)gx * D + d) = w;
+      w.x = pack2(c[0] * r * n[p][0], c[1] * r * n[p][1]); w.y = pack2(c[2] * r * n[p][2], c[3] * r * n[p][3]);
+      w.z = pack2(c[4] * r * n[p][4], c[5] * r * n[p][5]); w.w = pack2(c[6] * r * n[p][6], c[7] * r * n[p][7]);
+      *(DEV uint4*)((DEV u16*)x + (u64)gx * D + d0 + p * NTH * 8) = w;
     }
   }
   if (!mixer) return;
@@ -258,40 +254,65 @@ FN float inverse(float x) { return 1.0f / x; }
 """,
 )
 
+
+@cache
+def finish_of_many(threads: int) -> Kernel:
+    """HYPER_FINISH for many rows on CUDA, with NTH = threads: so few registers that the groups of a prompt of 512 tokens run all at once."""
+    return replace(HYPER_FINISH, only="cuda", bounds=(threads + 32, 4 if threads <= 320 else 2))
+
+
 # HYPER_SPREAD for the many rows of a prompt, on the matrix unit: the same arguments and results, over slices of DS (a multiple of 32) channels;
 # rows = dims[0]. fn is split into three bf16 numbers whose sum it is, so that products are exact; a row's sums depend on the row alone.
 # A SIMD group has 16 rows, lanes t = lane % 4 of each take every fourth run of 8 channels. Groups (G = D / DS, ceil(rows / (16 * NSG))) of
-# 32 * NSG threads, whose SIMD groups share what they read of fn.
+# 32 * NSG threads, which split the fn of up to 64 channels at a time for all of them.
 TENSOR_SPREAD = Kernel(
     "tensor_spread",
     ("h", "y", "pre", "post", "comb", "fn", "dims"),
     ("hn", "xc", "part"),
     r"""
-  constexpr int G = D / DS;
+  constexpr int G = D / DS, HELD = DS % 64 ? 32 : 64, RUNS = HELD / 32 * 12;
+  SHM uint4 thirds[RUNS * 96];
   const u32 g = lane >> 2, t = lane & 3u, M = (u32)dims[0], first = (gy * NSG + sg) * 16 + g;
   float acc[3][4], sq[2] = {0.0f, 0.0f}, cq[2] = {0.0f, 0.0f};
   UNROLL for (int n = 0; n < 3; n++) UNROLL for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
   // Rows beyond the last repeat it and are not written.
-  u32 row[2];
-  float co[2][16], po[2][4], pr[2][4];
-  UNROLL for (int r = 0; r < 2; r++) {
-    row[r] = UMN(first + 8 * r, M - 1);
-    UNROLL for (int i = 0; i < 4; i++) {
-      po[r][i] = EXPAND ? post[row[r] * 4 + i] : 0.0f;
-      pr[r][i] = STAGGER ? pre[row[r] * 4 + i] : 0.0f;
-    }
-    UNROLL for (int i = 0; i < 16; i++) co[r][i] = EXPAND ? comb[row[r] * 16 + i] : 0.0f;
-  }
-  _Pragma("unroll 1") for (u32 d = gx * DS + t * 8; d < gx * DS + DS; d += 32) {
-    uint4 old[2][4], in[2];
+  const u32 row[2] = {UMN(first, M - 1), UMN(first + 8, M - 1)};
+  u32 d = gx * DS + t * 8;
+  uint4 old[2][4], in[2];
+  auto fetch = [&]() {
     UNROLL for (int r = 0; r < 2; r++) {
       UNROLL for (int k = 0; k < 4; k++) old[r][k] = *(const uint4*)((const u16*)h + ((u64)row[r] * 4 + k) * D + d);
       if (EXPAND) in[r] = *(const uint4*)((const u16*)y + (u64)row[r] * D + d);
+    }
+  };
+  fetch();
+  _Pragma("unroll 1") for (u32 turn = 0; turn < DS / 32; turn++) {
+    const u32 held = turn % (HELD / 32);
+    if (held == 0) {
+      if (turn) BARRIER();
+      // Run i: 32 channels (i / 12) of a stream (i / 3 % 4), eight rows of fn (i % 3).
+      UNROLL for (u32 j = 0; j < RUNS; j += NSG) {
+        const u32 i = j + sg;
+        if (i < RUNS) {
+          const float4* F = (const float4*)(fn + ((u64)(i % 3 * 8 + g) * 4 + i / 3 % 4) * D + d + i / 12 * 32);
+          const float4 u = F[0], v = F[1];
+          uint4 a, b, c;
+          three(u.x, u.y, a.x, b.x, c.x); three(u.z, u.w, a.y, b.y, c.y);
+          three(v.x, v.y, a.z, b.z, c.z); three(v.z, v.w, a.w, b.w, c.w);
+          thirds[i * 96 + lane] = a; thirds[i * 96 + 32 + lane] = b; thirds[i * 96 + 64 + lane] = c;
+        }
+      }
+      BARRIER();
     }
     // Channels 2 p and 2 p + 1 of all streams.
     u32 now[2][4][4];
     UNROLL for (int r = 0; r < 2; r++) {
       u32 sum[4];
+      // Read again each turn: there are not registers enough to keep them.
+      float co[16], po[4], pr[4];
+      if (EXPAND) UNROLL for (int j = 0; j < 4; j++) loadn<4, 1>((const u32*)comb, row[r] * 16 + j * 4, co + j * 4);
+      if (EXPAND) loadn<4, 1>((const u32*)post, row[r] * 4, po);
+      if (STAGGER) loadn<4, 1>((const u32*)pre, row[r] * 4, pr);
       UNROLL for (int p = 0; p < 4; p++) {
         float o[4][2], c[2] = {0.0f, 0.0f};
         UNROLL for (int k = 0; k < 4; k++) bf2(word(old[r][k], p), o[k]);
@@ -301,8 +322,8 @@ TENSOR_SPREAD = Kernel(
           UNROLL for (int k = 0; k < 4; k++) {
             float n[2];
             UNROLL for (int i = 0; i < 2; i++) {
-              n[i] = MUL(po[r][k], v[i]);
-              UNROLL for (int j = 0; j < 4; j++) n[i] = FMA(co[r][4 * j + k], o[j][i], n[i]);
+              n[i] = MUL(po[k], v[i]);
+              UNROLL for (int j = 0; j < 4; j++) n[i] = FMA(co[4 * j + k], o[j][i], n[i]);
             }
             now[r][k][p] = pair(n[0], n[1]);
           }
@@ -313,7 +334,7 @@ TENSOR_SPREAD = Kernel(
           float n[2];
           bf2(now[r][k][p], n);
           sq[r] = FMA(n[0], n[0], sq[r]); sq[r] = FMA(n[1], n[1], sq[r]);
-          if (STAGGER) { c[0] = FMA(pr[r][k], n[0], c[0]); c[1] = FMA(pr[r][k], n[1], c[1]); }
+          if (STAGGER) { c[0] = FMA(pr[k], n[0], c[0]); c[1] = FMA(pr[k], n[1], c[1]); }
         }
         if (STAGGER) {
           sum[p] = pair(c[0], c[1]);
@@ -331,16 +352,16 @@ TENSOR_SPREAD = Kernel(
         if (STAGGER) { const uint4 w = {sum[0], sum[1], sum[2], sum[3]}; *(uint4*)((u16*)xc + (u64)row[r] * D + d) = w; }
       }
     }
+    // The next streams are on their way during the products.
+    d += 32;
+    if (turn + 1 < DS / 32) fetch();
     UNROLL for (int k = 0; k < 4; k++) UNROLL for (int n = 0; n < 3; n++) {
-      u32 a[4], b[4], c[4];
-      const float4* F = (const float4*)(fn + ((u64)(n * 8 + g) * 4 + k) * D + d);
-      const float4 u = F[0], v = F[1];
-      three(u.x, u.y, a[0], b[0], c[0]); three(u.z, u.w, a[1], b[1], c[1]);
-      three(v.x, v.y, a[2], b[2], c[2]); three(v.z, v.w, a[3], b[3], c[3]);
+      const uint4* F = thirds + ((held * 4 + k) * 3 + n) * 96 + lane;
+      const uint4 a = F[0], b = F[32], c = F[64];
       UNROLL for (int p = 0; p < 4; p += 2) {
-        mma(acc[n], now[0][k][p], now[1][k][p], now[0][k][p + 1], now[1][k][p + 1], c[p], c[p + 1]);
-        mma(acc[n], now[0][k][p], now[1][k][p], now[0][k][p + 1], now[1][k][p + 1], b[p], b[p + 1]);
-        mma(acc[n], now[0][k][p], now[1][k][p], now[0][k][p + 1], now[1][k][p + 1], a[p], a[p + 1]);
+        mma(acc[n], now[0][k][p], now[1][k][p], now[0][k][p + 1], now[1][k][p + 1], word(c, p), word(c, p + 1));
+        mma(acc[n], now[0][k][p], now[1][k][p], now[0][k][p + 1], now[1][k][p + 1], word(b, p), word(b, p + 1));
+        mma(acc[n], now[0][k][p], now[1][k][p], now[0][k][p + 1], now[1][k][p + 1], word(a, p), word(a, p + 1));
       }
     }
   }

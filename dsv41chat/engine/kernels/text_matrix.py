@@ -52,6 +52,30 @@ template <int BITS> FN void run32(DEV const u32* p, THREAD u32* a) {
 }
 """
 
+# The codes of run i of 8 inputs, which are BITS bytes, from bit 0 of `a` on, an array of 2 words, or 8 where a code may have 16 or 32 bits.
+RUN8 = r"""
+template <int BITS> FN void run8(DEV const u32* w, u64 i, THREAD u32* a) {
+  if (BITS >= 16) {
+    UNROLL for (int j = 0; j < BITS / 4; j += 4) {
+      const uint4 t = *(DEV const uint4*)(w + i * (BITS / 4) + j);
+      a[j] = t.x; a[j + 1] = t.y; a[j + 2] = t.z; a[j + 3] = t.w;
+    }
+  } else if (BITS == 8) {
+    const uint2 t = *(DEV const uint2*)(w + i * 2);
+    a[0] = t.x; a[1] = t.y;
+  } else if (BITS == 4) {
+    a[0] = w[i]; a[1] = 0;
+  } else {
+    const u64 byte = i * BITS;
+    const u32 from = (u32)(byte & 3u) * 8;
+    DEV const u32* p = w + byte / 4;
+    const u32 low = p[0], high = from + 8 * BITS > 32 ? p[1] : 0;
+    a[0] = from ? (low >> from) | (high << (32 - from)) : low;
+    a[1] = high >> from;
+  }
+}
+"""
+
 # Two floats as bf16, a in the low half: `pack2`, by the instruction that NVIDIA's devices have for it.
 PAIR = r"""
 #ifdef __CUDACC__
@@ -190,43 +214,23 @@ DECODE_MATRIX = Kernel(
     ("w", "sc", "bi", "dims"),
     ("out",),
     r"""
-  const u32 runs = (u32)dims[0], first = gx * 1024 + tid;
-  u32 a[4][2];
-  float s[4], b[4];
-  UNROLL for (int j = 0; j < 4; j++) {
-    const u32 run = UMN(first + j * 256, runs - 1);
-    run8<BITS>((DEV const u32*)w, run, a[j]);
-    scales<MODE, BITS, SF>((DEV const u16*)sc, (DEV const u16*)bi, (u64)(run / (GS / 8)), s[j], b[j]);
+  constexpr int EACH = 4;
+  const u32 runs = (u32)dims[0], first = gx * (EACH * 256) + tid;
+  u32 a[EACH][2];
+  float s[EACH], b[EACH];
+  UNROLL for (int j = 0; j < EACH; j++) if (first + j * 256 < runs) {
+    run8<BITS>((DEV const u32*)w + j * 64 * BITS, first, a[j]);
+    scales<MODE, BITS, SF>((DEV const u16*)sc, (DEV const u16*)bi, (u64)(first / (GS / 8)) + j * (2048 / GS), s[j], b[j]);
   }
-  UNROLL for (int j = 0; j < 4; j++) {
-    const u32 run = first + j * 256;
-    if (run < runs) {
-      float d[8];
-      uint4 o;
-      UNROLL for (int i = 0; i < 8; i++) d[i] = FMA((code<MODE, BITS>(a[j], i)), s[j], b[j]);
-      o.x = pair(d[0], d[1]); o.y = pair(d[2], d[3]); o.z = pair(d[4], d[5]); o.w = pair(d[6], d[7]);
-      *(DEV uint4*)((DEV u16*)out + (u64)run * 8) = o;
-    }
+  UNROLL for (int j = 0; j < EACH; j++) if (first + j * 256 < runs) {
+    float d[8];
+    uint4 o;
+    UNROLL for (int i = 0; i < 8; i++) d[i] = FMA((code<MODE, BITS>(a[j], i)), s[j], b[j]);
+    o.x = pair(d[0], d[1]); o.y = pair(d[2], d[3]); o.z = pair(d[4], d[5]); o.w = pair(d[6], d[7]);
+    *(DEV uint4*)((DEV u16*)out + (u64)first * 8 + j * 2048) = o;
   }
 """,
     DECODE
-    + r"""
-// The codes of run i of 8 inputs, which are BITS bytes, from bit 0 of `a` on.
-template <int BITS> FN void run8(DEV const u32* w, u32 i, THREAD u32* a) {
-  if (BITS == 8) {
-    const uint2 t = *(DEV const uint2*)(w + (u64)i * 2);
-    a[0] = t.x; a[1] = t.y;
-  } else if (BITS == 4) {
-    a[0] = w[i]; a[1] = 0;
-  } else {
-    const u64 byte = (u64)i * BITS;
-    const u32 from = (u32)(byte & 3u) * 8;
-    DEV const u32* p = w + byte / 4;
-    const u32 low = p[0], high = from + 8 * BITS > 32 ? p[1] : 0;
-    a[0] = from ? (low >> from) | (high << (32 - from)) : low;
-    a[1] = high >> from;
-  }
-}
-"""
+    + RUN8
     + PAIR,
 )

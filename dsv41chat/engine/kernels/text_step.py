@@ -6,35 +6,33 @@ Four streams. A row's bits depend on nothing but its own inputs. Arrays that may
 from __future__ import annotations
 
 from dsv41chat.engine.kernels.dialect import Kernel
-from dsv41chat.engine.kernels.text_matrix import DECODE
+from dsv41chat.engine.kernels.text_matrix import DECODE, RUN8
 
 # ids int32 [M], a table [V, D] in a form of `text_matrix`, or MODE 5: fp16 -> h bf16 [M, 4, D], the row four times; computed in fp32 and
-# rounded once. A thread decodes a run of 32. Groups (ceil(D / 1024), M) of 32 threads.
+# rounded once. A thread decodes a run of 8, 16 bytes of the result beside those of its neighbours. Groups (ceil(D / (8 * NTH)), M) of NTH threads.
 EMBED = Kernel(
     "embed",
     ("ids", "w", "sc", "bi"),
     ("h",),
     r"""
-  const u32 run = gx * 32 + tid;
-  if (run >= D / 32) return;
-  const u64 id = (u64)ids[gy], group = id * (D / GS) + run * 32 / GS;
-  u32 a[BITS];
-  run32<BITS>((DEV const u32*)w + (id * (D / 32) + run) * BITS, a);
-  float s = 1.0f, b = 0.0f, v[32];
+  const u32 run = gx * NTH + tid;
+  if (run >= D / 8) return;
+  const u64 id = (u64)ids[gy], group = id * (D / GS) + run * 8 / GS;
+  u32 a[8];
+  run8<BITS>((DEV const u32*)w, id * (D / 8) + run, a);
+  float s = 1.0f, b = 0.0f, v[8];
   if (MODE == 0) { s = number<SF>((DEV const u16*)sc, group); b = number<SF>((DEV const u16*)bi, group); }
   else if (MODE < 3) scales<MODE, BITS, SF>((DEV const u16*)sc, (DEV const u16*)bi, group, s, b);
-  UNROLL for (int i = 0; i < 32; i++) {
-    const float c = MODE == 5 ? h2f((a[(i / 2) % BITS] >> (16 * (i & 1))) & 0xffffu) : code<MODE, BITS>(a, i);
+  UNROLL for (int i = 0; i < 8; i++) {
+    const float c = MODE == 5 ? h2f((a[i / 2] >> (16 * (i & 1))) & 0xffffu) : code<MODE, BITS>(a, i);
     // Without its 2^BITS an affine code is exact, so that the sum is rounded once.
     v[i] = MODE == 0 ? FMA(c - (float)(1u << (BITS & 31)), s, b) : MODE < 3 ? MUL(c, s) : c;
   }
-  UNROLL for (int k = 0; k < 4; k++) UNROLL for (int i = 0; i < 32; i += 8) {
-    uint4 t;
-    t.x = pack2(v[i], v[i + 1]); t.y = pack2(v[i + 2], v[i + 3]); t.z = pack2(v[i + 4], v[i + 5]); t.w = pack2(v[i + 6], v[i + 7]);
-    *(DEV uint4*)((DEV u16*)h + ((u64)gy * 4 + k) * D + run * 32 + i) = t;
-  }
+  uint4 t;
+  t.x = pack2(v[0], v[1]); t.y = pack2(v[2], v[3]); t.z = pack2(v[4], v[5]); t.w = pack2(v[6], v[7]);
+  UNROLL for (int k = 0; k < 4; k++) *(DEV uint4*)((DEV u16*)h + ((u64)gy * 4 + k) * D + run * 8) = t;
 """,
-    DECODE,
+    DECODE + RUN8,
 )
 
 # h [M, 4, D], y [M, D] bf16, post fp32 [M, 4], comb fp32 [M, 4 (summed), 4] -> hn bf16 [M, 4, D], the bits of HYPER_SPREAD, and mean bf16

@@ -194,8 +194,8 @@ def replace_scale(p: nn.Packed, factor: float) -> nn.Packed:
 
 
 def hyper(stagger: bool, first: bool, extreme: bool = False, prompt: bool = False) -> Case:
-    """extreme: Sinkhorn inputs of +-80. prompt: what many rows take, of these few."""
-    d, D = Draw(8), 320 if prompt else 256
+    """extreme: Sinkhorn inputs of +-80. prompt: what many rows take, of these few; wide enough for several stretches and runs."""
+    d, D = Draw(8), 256 if not prompt else 384 if stagger else 2176
     base = d.normal(24)
     if extreme:
         base = mx.array(np.where(np.arange(24) % 3, 80.0, -80.0).astype(np.float32))
