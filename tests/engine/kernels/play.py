@@ -27,13 +27,17 @@ class ShimPlayer:
     def load(self, tape: Tape, given: Given, results: list[Place], home: Home) -> ShimStep:
         return ShimStep(self, tape, given, results, home)
 
-    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> None:
+    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> list[mx.array]:
         for name, array in home.kept.items():
             new, old = _memory(buffers[name]), home.addresses[name]
             assert new.shape == old.shape and buffers[name].shape == array.shape
             if new.ctypes.data != old.ctypes.data:
                 ctypes.memmove(old.ctypes.data, new.ctypes.data, new.nbytes)
         buffers.update(handles(home.kept))
+        return []
+
+    def wait(self, arrays: list[mx.array]) -> None:
+        mx.eval(arrays)
 
 
 def _memory(array: mx.array) -> np.ndarray:
