@@ -211,9 +211,13 @@ class RecordedRows:
         read = self.given.place(("group", ratio, capacity), shape, mx.int32, make) if last > first else None
         return [GroupBlock(slice(0, self.n), self.ring_slots(self.positions, capacity), first, last, read)]
 
+    def widest(self, part: slice, ratio: int, most: int | None) -> int:
+        """The same at every position: chosen entries, or room for all that the pool can hold."""
+        return 0 if not ratio else self.lane.buffers[self._pool(ratio)].shape[0] if most is None else slots_for(most)
+
     def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:
-        """One list width for all rows, the same at every position: chosen entries, or room for all that the pool can hold."""
-        return [(part, 0 if not ratio else self.lane.buffers[self._pool(ratio)].shape[0] if most is None else slots_for(most))]
+        """One list width for all rows."""
+        return [(part, self.widest(part, ratio, most))]
 
     def _pool(self, ratio: int) -> str:
         """The first of that ratio; they are all of one size."""
