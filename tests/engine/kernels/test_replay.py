@@ -70,7 +70,7 @@ def feed(trunk, ids, cuts, recorded: bool = True, taps: bool = False) -> tuple[n
     trunk.routes.replay = kept if recorded else None
     target = Target(trunk)
     for a, b in zip([0, *cuts], cuts):
-        trial = target.rows(ids[a:b], want_taps=taps)
+        trial = target.rows(ids[a:b], want_taps=taps, ahead=ids[b : b + 1])
         out.append(np.array(trial.logits))
         found.append(None if trial.taps is None else np.array(numbers(trial.taps).astype(mx.float32)))
         target.commit(trial, b - a)
