@@ -90,6 +90,14 @@ class RowsV4(Rows):
         begin = (first - (1 if layer.overlap and first > 0 else 0)) * layer.ratio
         return GroupRun(first, last, self.start - begin, last * layer.ratio - begin)
 
+    def widest(self, part: slice, ratio: int, most: int | None) -> int:
+        """Entry slots of the last of `tiles`, which no other has more of."""
+        if not ratio:
+            return 0
+        step = slots_for(max(1, _STEP_TOKENS // ratio))
+        width = -(-((self.start + part.stop) // ratio) // step) * step
+        return width if most is None else min(width, slots_for(most))
+
     def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:
         """(rows, entry slots) of attention tiles inside `part`: all rows of a tile have key lists of one width.
 

@@ -29,7 +29,8 @@ class Target:
         return sum(replay.recorded for replay in (routes.replay, routes.draft_replay) if replay is not None)
 
     def rows(self, ids: Sequence[int], logits_from: int | None = 0, want_taps: bool = False, ahead: Sequence[int] = ()) -> Trial:
-        """Forward of len(ids) >= 1 rows at positions n, n + 1, ...; drops an open trial. ahead: ids that will follow, for read-ahead.
+        """Forward of len(ids) >= 1 rows at positions n, n + 1, ...; drops an open trial. ahead: ids that will follow, for read-ahead, and few
+        of them so that a recorded step that comes next finds all ready.
 
         More than `roll` rows overwrite what a rollback would need: such a trial can only be committed whole. When building the
         forward fails (a table row cannot be read), the lane is as it was before the call; when the device fails while computing,
@@ -53,12 +54,19 @@ class Target:
             raise
         try:
             if not trial.done:
-                mx.eval(trial.arrays(), lane.arrays())
+                self._compute(trial, want_taps, len(ahead))
         except BaseException:
             lane.reset(lost=True)
             raise
         self._open = trial
         return trial
+
+    def _compute(self, trial: Trial, taps: bool, ahead: int) -> None:
+        replay, lane = self.trunk.routes.replay, self.lane
+        if replay is not None and ahead and replay.takes(ahead, 0):
+            replay.compute(trial.arrays(), lane, trial.start + trial.count, ahead, taps)
+        else:
+            mx.eval(trial.arrays(), lane.arrays())
 
     def prefetch(self, position: int, token: int) -> None:
         """`token` was chosen for `position`, after rows of the open trial: its table rows can be on their way already."""

@@ -152,7 +152,8 @@ class TrunkV4:
 
     def _layer(self, layer: LayerV4, lane: Lane, rows: RowsV4, streams: Streams) -> Streams:
         """Each half collapses the streams that enter it with its own `pre`, and spreads its output over the same streams."""
-        h, x, pre, post, comb, qr, q, kv = layer.before(*streams, *rows.tables[layer.plan.rope])
+        h, x, pre, post, comb, qr, q, kv = found = layer.before(*streams, *rows.tables[layer.plan.rope])
+        self.routes.begin_running(layer.plan.index, found)
         return layer.after(h, pre, layer.attention(lane, rows, x, qr, q, kv), post, comb, rows.tokens)
 
     def logits(self, h: mx.array) -> mx.array:

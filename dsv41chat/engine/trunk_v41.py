@@ -180,7 +180,8 @@ class TrunkV41:
 
     def _layer(self, layer: Layer, lane: Lane, rows: Rows, streams: Streams) -> Streams:
         """Staggered: each half collapses with the `pre` of the half before it, and spreads with its own `post` and `comb`."""
-        h, x, pre, post, comb, qr, q, kv = layer.before(*streams, *rows.tables[layer.plan.rope])
+        h, x, pre, post, comb, qr, q, kv = found = layer.before(*streams, *rows.tables[layer.plan.rope])
+        self.routes.begin_running(layer.plan.index, found)
         return layer.after(h, pre, layer.attention(lane, rows, x, qr, q, kv), post, comb, rows.image)
 
     def logits(self, h: mx.array, pre: mx.array) -> mx.array:

@@ -98,6 +98,31 @@ def test_buffers_that_a_device_lost_are_made_anew(monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["v41", "v4"])
+def test_a_device_has_work_while_the_first_layers_are_built(family, tmp_path, monkeypatch):
+    """In a long call; in one of few rows every second layer is set running, as later ones are in a long call. No bit depends on it."""
+    trunk, ids = nano() if family == "v41" else tiny_v4(tmp_path), list(tokens(96, 12))
+    layers, begin, found, built = len(trunk.layers), mx.async_eval, [], []
+    inner = type(trunk)._layer
+
+    def layer(self, part, *args):
+        built.append(part)
+        return inner(self, part, *args)
+
+    monkeypatch.setattr(type(trunk), "_layer", layer)
+    for ahead, at_once, count, want in ((0, 4, 12, []), (2, 0, 12, [2]), (2, 4, 12, [1, 1, 2, 3]), (2, 1, 12, [1, 1, 2]), (2, 4, 5, [2])):
+        trunk.routes = replace(trunk.routes, ahead=ahead, at_once=at_once)
+        target, seen = Target(trunk), []
+        built.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(mx, "async_eval", lambda arrays, seen=seen: seen.append(len(built)) or begin(arrays))
+            target.commit(target.rows(ids[:count]), count)
+        assert layers == 3 and seen == want
+        found.append(np.array(target.rows([7]).logits))
+    for got in found[1:-1]:
+        np.testing.assert_array_equal(got, found[0])
+
+
+@pytest.mark.parametrize("family", ["v41", "v4"])
 def test_a_chunk_without_logits_ends_with_its_rows_in_the_lane(family, tmp_path, monkeypatch):
     """Neither at its end nor while it is built is anything asked for that only the last layer's experts make."""
     trunk, ids = nano() if family == "v41" else tiny_v4(tmp_path), list(tokens(96, 12))

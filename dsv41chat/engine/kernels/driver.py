@@ -66,6 +66,7 @@ _CALLS = {
     "cuCtxSetCurrent": (c_void_p,),
     "cuStreamCreate": (_OUT, c_uint),
     "cuStreamSynchronize": (c_void_p,),
+    "cuCtxSynchronize": (),
     "cuModuleLoadData": (_OUT, c_char_p),
     "cuModuleGetFunction": (_OUT, c_void_p, c_char_p),
     "cuMemAlloc_v2": (ctypes.POINTER(c_uint64), c_size_t),
@@ -200,6 +201,11 @@ class Driver:
         except DriverFailed:
             self._in_flight |= done
             raise
+
+    def finish(self) -> None:
+        """Waits until all that anybody started on the device is done, MLX's work included. Other Python threads run meanwhile; this one stays
+        awake, where a wait of MLX's sleeps and the host is slow for a while afterwards."""
+        self._current().cuCtxSynchronize()
 
     def _free_pinned(self, address: int) -> None:
         self._current().cuMemFreeHost(address)
@@ -396,16 +402,20 @@ def _copy_code() -> tuple[str, bytes]:
     return name, code_folder().load(name, text, architecture())
 
 
-def copy_into(pairs: Sequence[tuple[mx.array, mx.array]]) -> None:
-    """Copies the first array of each pair into the memory of the second, which keeps its place, and waits. The host asks for no address:
-    what it reads from the device moves there, which stops everything. Nobody else may be reading the second ones. What is one memory already
-    is left alone. Raises ValueError for two that differ in size, or are not whole runs of 16 bytes."""
+def copy_into(pairs: Sequence[tuple[mx.array, mx.array]]) -> list[mx.array]:
+    """Starts to copy the first array of each pair into the memory of the second, which keeps its place. Returns arrays that are there when it is
+    done. The host asks for no address: what it reads from the device moves there, which stops everything.
+
+    What MLX was told to compute before, on this thread, comes first: it may read the second ones. From then on nobody else may, until the copies
+    are done; no graph of a `Driver` may be running. What is one memory already is left alone. Raises ValueError for two that differ in size, or are
+    not whole runs of 16 bytes."""
     pairs = list(pairs)
     for source, target in pairs:
         if source.nbytes != target.nbytes or source.nbytes % _RUN:
             raise ValueError(f"{source.nbytes} bytes into {target.nbytes}: equal numbers of whole runs of {_RUN} bytes are copied")
-    mx.eval([a for pair in pairs for a in pair])
-    mx.synchronize()
+    # MLX orders kernels by what they say that they write, and these do not say it. But what it was told to compute is handed to the device as a
+    # whole, and the device takes one such part after the other.
+    mx.async_eval([a for pair in pairs for a in pair])
     found = []
     for first in range(0, len(pairs), _COPIES):
         part = pairs[first : first + _COPIES]
@@ -421,7 +431,8 @@ def copy_into(pairs: Sequence[tuple[mx.array, mx.array]]) -> None:
             threadgroup=(_COPY_THREADS, 1, 1),
             ensure_row_contiguous=False,
         )
-    mx.eval(found)
+    mx.async_eval(found)
+    return found
 
 
 def _told(inputs: list[mx.array], contiguous: bool) -> list[int]:

@@ -59,10 +59,15 @@ class CudaPlayer:
         labels = [_label(x) for x in tape.launches]
         return CudaStep(on, graphs, parts, block, PinnedMemory(given.memory.nbytes), found, self._home, self._scratch, nodes, labels)
 
-    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> None:
+    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> list[mx.array]:
         """By launches of MLX, each for dozens of buffers."""
-        copy_into([(buffers[name], array) for name, array in home.kept.items()])
+        found = copy_into([(buffers[name], array) for name, array in home.kept.items()])
         buffers.update(handles(home.kept))
+        return found
+
+    def wait(self, arrays: list[mx.array]) -> None:
+        driver().finish()
+        mx.eval(arrays)  # which says what failed
 
     def _addresses(self, tape: Tape, home: Home) -> dict[Memory, int]:
         used = {p.memory: None for launch in tape.launches for p in (*launch.inputs, *launch.outputs)}

@@ -25,11 +25,13 @@ _NUMPY = {mx.int32: np.int32, mx.float32: np.float32, mx.bool_: np.bool_, mx.bfl
 
 class Given:
     """The block that a step brings with it, as it is laid out while a step is recorded. tables: byte and shape of the values of each slot of
-    n-gram rows, which are bfloat16. fills: (places, what makes their numbers from the rows of a step)."""
+    n-gram rows, which are bfloat16. fills: (places, what makes their numbers from the rows of a step). of_ids: (place, what makes its numbers
+    from the ids of a step): all else of a step of the trunk follows from its position."""
 
     def __init__(self, candidate_block: int = 1):
         self.memory, self.candidate_block = Memory("given", 0), candidate_block
         self.fills: list[tuple[tuple[Place, ...], Callable[[Rows], tuple[np.ndarray, ...]]]] = []
+        self.of_ids: list[tuple[Place, Callable[[np.ndarray], np.ndarray]]] = []
         self.tables: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._known: dict[Any, tuple[Place, ...]] = {}
 
@@ -46,6 +48,12 @@ class Given:
             self.fills.append((self._known[key], make))
         return self._known[key]
 
+    def ids(self, shape: Sequence[int], dtype: mx.Dtype, make: Callable[[np.ndarray], np.ndarray]) -> Place:
+        """A field that the ids decide."""
+        place = self._room(shape, dtype)
+        self.of_ids.append((place, make))
+        return place
+
     def table(self, slot: int, shape: Sequence[int], dtype: mx.Dtype) -> Place:
         place = self._room(shape, dtype)
         self.tables[slot] = place.at, place.shape
@@ -58,8 +66,7 @@ class Given:
 
     def filler(self, block: np.ndarray) -> Callable[[Rows], None]:
         """What writes the numbers of a step's rows into its block, uint8 [memory.nbytes]."""
-        view = lambda p: block[p.at : p.at + p.nbytes].view(_NUMPY[p.dtype]).reshape(p.shape)
-        bound = [(tuple(map(view, places)), make) for places, make in self.fills]
+        bound = [(tuple(_view(block, p) for p in places), make) for places, make in self.fills]
 
         def fill(rows: Rows) -> None:
             for targets, make in bound:
@@ -67,6 +74,35 @@ class Given:
                     target[...] = numbers
 
         return fill
+
+
+def _view(block: np.ndarray, place: Place) -> np.ndarray:
+    return block[place.at : place.at + place.nbytes].view(_NUMPY[place.dtype]).reshape(place.shape)
+
+
+class Filler:
+    """Writes the block of a step of the trunk. What follows from its position can be made before the step is there, while the device works: not in
+    the block, which the device may be reading, but beside it."""
+
+    def __init__(self, given: Given, block: np.ndarray, rows: Callable[[int], Rows]):
+        """rows: position -> rows there, of any ids, in numpy."""
+        self._block, self._made, self._rows = block, block.copy(), rows
+        self._fill = given.filler(self._made)
+        self._ids = [(_view(block, place), make) for place, make in given.of_ids]
+        self._start: int | None = None
+
+    def prepare(self, start: int) -> None:
+        if start != self._start:
+            self._start = None
+            self._fill(self._rows(start))
+            self._start = start
+
+    def __call__(self, ids: np.ndarray, start: int) -> None:
+        """Nobody may be reading the block."""
+        self.prepare(start)
+        self._block[...] = self._made
+        for target, make in self._ids:
+            target[...] = make(ids)
 
 
 @dataclass(frozen=True)
@@ -102,8 +138,8 @@ class RecordedRows:
         self.positions = start + np.arange(count)
         self.tables = {spec: self._table(("rope", spec), spec, lambda r, s=spec: r.tables[s]) for spec in trunk.frequencies}
         image = c.family == "v41" and c.image_token_id is not None
-        self.image = given.place("image", (count,), mx.bool_, lambda r: r.image) if image else None
-        self.tokens = given.place("tokens", (count,), mx.int32, lambda r: r.tokens)
+        self.image = given.ids((count,), mx.bool_, lambda ids: ids == c.image_token_id) if image else None
+        self.tokens = given.ids((count,), mx.int32, lambda ids: ids)
         self.picked: Any = None
         self.candidates: Any = None
         self._made: dict[Any, Any] = {}
@@ -175,9 +211,13 @@ class RecordedRows:
         read = self.given.place(("group", ratio, capacity), shape, mx.int32, make) if last > first else None
         return [GroupBlock(slice(0, self.n), self.ring_slots(self.positions, capacity), first, last, read)]
 
+    def widest(self, part: slice, ratio: int, most: int | None) -> int:
+        """The same at every position: chosen entries, or room for all that the pool can hold."""
+        return 0 if not ratio else self.lane.buffers[self._pool(ratio)].shape[0] if most is None else slots_for(most)
+
     def tiles(self, part: slice, ratio: int, most: int | None) -> list[tuple[slice, int]]:
-        """One list width for all rows, the same at every position: chosen entries, or room for all that the pool can hold."""
-        return [(part, 0 if not ratio else self.lane.buffers[self._pool(ratio)].shape[0] if most is None else slots_for(most))]
+        """One list width for all rows."""
+        return [(part, self.widest(part, ratio, most))]
 
     def _pool(self, ratio: int) -> str:
         """The first of that ratio; they are all of one size."""

@@ -25,7 +25,7 @@ from dsv41chat.engine.kernels.fewer import fewer
 from dsv41chat.engine.kernels.heritage import Heritage
 from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.recorder import Place, Recorder, Tape
-from dsv41chat.engine.kernels.recording import Form, Given, RecordedLane, RecordedRows, form_of
+from dsv41chat.engine.kernels.recording import Filler, Form, Given, RecordedLane, RecordedRows, form_of
 from dsv41chat.engine.kernels.routes import Declined, nearest
 from dsv41chat.engine.kernels.sites import Site, bare, sites, width
 from dsv41chat.engine.lane import Lane
@@ -86,8 +86,13 @@ class Player(Protocol):
         """Look where buffers lie, by the name in their memory; evaluates them."""
         ...
 
-    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> None:
-        """Put the contents of `buffers` where those lie that `home` keeps, and these into `buffers`; home.fits(buffers)."""
+    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> list[mx.array]:
+        """Put the contents of `buffers` where those lie that `home` keeps, and these into `buffers`; home.fits(buffers). Comes after all that MLX was
+        told to compute. Returns what has to be waited for before anybody looks at the buffers or writes to them."""
+        ...
+
+    def wait(self, arrays: list[mx.array]) -> None:
+        """Until these are computed, and all before them; the next step begins at once."""
         ...
 
     def load(self, tape: Tape, given: Given, results: list[Place], home: Home) -> Loaded:
@@ -97,9 +102,7 @@ class Player(Protocol):
 
 def handles(buffers: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """The same arrays as objects of their own: a write to a lane's array makes that object another array."""
-    found = {name: buffer[:] for name, buffer in buffers.items()}
-    mx.eval(list(found.values()))
-    return found
+    return {name: copy.copy(buffer) for name, buffer in buffers.items()}
 
 
 @dataclass
@@ -117,7 +120,7 @@ class Step:
     """tables: byte and shape of the values of each slot of n-gram rows in the block."""
 
     loaded: Loaded
-    fill: Callable[[Rows], None]
+    fill: Filler
     tables: dict[int, tuple[int, tuple[int, ...]]]
 
 
@@ -175,9 +178,10 @@ class Replay:
 
     def forward(self, lane: Lane, ids: np.ndarray, start: int, ticket: Ticket | None, logits_from: int | None, want_taps: bool) -> Trial:
         """As the trunk's, for a call that it takes: logits of all rows or of none. The results are there on return."""
-        step = self.ready(lane, start, len(ids), logits_from == 0, want_taps)
+        form = len(ids), logits_from == 0, want_taps
+        step = self.ready(lane, start, *form)
         loaded = step.loaded
-        step.fill(rows_of(self.trunk, ids, start, host=True))
+        step.fill(ids, start)
         try:
             loaded.play(0)
             for part, (slot, (at, shape)) in enumerate(step.tables.items(), 1):
@@ -185,6 +189,8 @@ class Replay:
                 found = 0 if ticket is None else np.ascontiguousarray(take_host_values(ticket, slot), np.float32).view(np.uint32) >> 16
                 loaded.block[at : at + 2 * math.prod(shape)].view(np.uint16).reshape(shape)[...] = found
                 loaded.play(part)
+            if len(ids) == 1:
+                self._prepare(self._lanes[lane], start + 1, *form)
         finally:
             # Also when a table row cannot be read: the block and the lane belong to the parts that run until they are done.
             results = loaded.results()
@@ -192,12 +198,41 @@ class Replay:
         taps = [tap.view(np.uint16).reshape(len(ids), -1) for tap in results]
         return Trial(start, len(ids), logits, np.concatenate(taps, axis=-1) if taps else None, None, None, True)
 
+    def compute(self, arrays: list[mx.array], lane: Lane, start: int, count: int, taps: bool) -> None:
+        """Compute what was built for a lane, where a step of `count` rows at `start` is what comes next. While the device works, its buffers are
+        set on their way to where the step wants them, and what the step brings is made."""
+        lane.reserve(start + count)
+        mx.async_eval(arrays, lane.arrays())
+        before = self._lanes.get(lane)
+        fits = lambda found: found.home.fits(lane.buffers)
+        ready = self._heritage.take(fits) if before is None else before if fits(before) else None
+        if ready is None:
+            # Where its buffers will lie is found when the step is there, by waiting.
+            mx.eval(arrays, lane.arrays())
+            return
+        moved = self.player.bring_back(ready.home, lane.buffers)
+        if ready is not before:
+            self._own(lane, ready)
+        self._prepare(ready, start, count, True, taps)
+        self.player.wait([*arrays, *moved])
+        ready.version = lane.version
+
+    def _own(self, lane: Lane, ready: _Ready) -> None:
+        self._lanes[lane] = ready
+        ready.leave = self._heritage.will(lane, ready, ready.home.nbytes)
+
+    def _prepare(self, ready: _Ready, start: int, count: int, logits: bool, taps: bool) -> None:
+        """What a step that is loaded brings to a position, but for its ids."""
+        step = ready.forms.get(form_of(self.trunk, start, count, logits, taps))
+        if step is not None:
+            step.fill.prepare(start)
+
     def ready(self, lane: Lane, start: int, count: int, logits: bool, taps: bool) -> Step:
         """The step of a position of a lane, loaded."""
         lane.reserve(start + count)
         ready = self._lanes.get(lane)
         if ready is None or ready.version != lane.version:
-            ready = self._lanes[lane] = self._settled(lane, ready)
+            ready = self._settled(lane, ready)
         form = form_of(self.trunk, start, count, logits, taps)
         if form not in ready.forms:
             if len(ready.forms) >= _KEPT_FORMS:
@@ -216,21 +251,22 @@ class Replay:
                 lane.move()
                 before.leave()
         if ready is not None:
-            self.player.bring_back(ready.home, lane.buffers)
+            self.player.wait(self.player.bring_back(ready.home, lane.buffers))
             ready.version = lane.version
         else:
             # Buffers that are too large to be there twice are left to MLX.
             keep = sum(b.nbytes for b in lane.buffers.values()) <= KEPT_BYTES
             ready = _Ready(lane.version, {}, self.player.settle(lane.buffers, keep))
         if ready is not before:
-            ready.leave = self._heritage.will(lane, ready, ready.home.nbytes)
+            self._own(lane, ready)
         return ready
 
     def _load(self, lane: Lane, home: Home, start: int, count: int, logits: bool, taps: bool) -> Step:
         self.recorded += 1
         tape, given, results = self.record(lane, start, count, logits, taps)
         loaded = self.player.load(tape, given, results, home)
-        return Step(loaded, given.filler(loaded.block), given.tables)
+        rows = lambda at: rows_of(self.trunk, np.zeros(count, np.int64), at, host=True)
+        return Step(loaded, Filler(given, loaded.block, rows), given.tables)
 
     def record(
         self, lane: Lane, start: int, count: int, logits: bool, taps: bool, layers: int | None = None

@@ -225,7 +225,7 @@ class DraftReplay:
         """Of rings that are new: what others left, or nothing yet. From here on only recorded launches write to them."""
         ready = self._heritage.take(lambda left: left.home.fits(rings.buffers))
         if ready is not None:
-            self.player.bring_back(ready.home, rings.buffers)
+            self.player.wait(self.player.bring_back(ready.home, rings.buffers))
         else:
             ready = _Ready(self.player.settle(rings.buffers, True), {})
         self._heritage.will(rings, ready, ready.home.nbytes)

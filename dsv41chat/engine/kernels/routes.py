@@ -21,6 +21,7 @@ import numpy as np
 from dsv41chat.engine.device import device_kind
 from dsv41chat.engine.errors import RouteUnavailable
 from dsv41chat.engine.kernels import joined
+from dsv41chat.engine.kernels.launch import MOST_ROWS
 from dsv41chat.engine.kernels.sites import INNER, Routed, Site, sites
 from dsv41chat.engine.kernels.verdicts import Verdicts
 
@@ -28,6 +29,9 @@ _log = logging.getLogger(__name__)
 STOCK = "stock"
 # A device that waits for a whole step to be built is idle for a quarter of it; setting it running costs about as much as building a layer.
 AHEAD = 2
+# Of a long call these first layers are set running one by one, and the half of the first before its attention by itself: until the device has work
+# it waits for every line of the host, and afterwards the host is ahead of it.
+AT_ONCE = 4
 # Of a recorded step to one that is built of the same kernels. Lists of entries are cut elsewhere, and a choice of experts can fall otherwise.
 REPLAY_LIMIT = 2e-2
 CHECK_ROWS = (1, 5)
@@ -105,7 +109,8 @@ class KernelRoutes:
 
     replay: plays recorded decode steps, None where each step is built anew; built: why, in words. draft_replay, draft_built: likewise
     of the drafter's passes; all None without recorded steps or without a drafter.
-    ahead: after how many layers each the device is set running while the rest is still being built; 0: it starts when all is built.
+    ahead: after how many layers each the device is set running while the rest is still being built; 0: it starts when all is built. at_once: how
+    many of the first layers of a long call do not wait for others.
     """
 
     wanted: str = STOCK
@@ -119,6 +124,7 @@ class KernelRoutes:
     built: str | None = None
     draft_replay: Any = None
     draft_built: str | None = None
+    at_once: int = AT_ONCE
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,7 +132,12 @@ class KernelRoutes:
 
     def set_running(self, layer: int, arrays: tuple[mx.array | None, ...]) -> None:
         """Start on what a layer left, every `ahead` layers."""
-        if self.ahead and (layer + 1) % self.ahead == 0:
+        if self.ahead and ((layer + 1) % self.ahead == 0 or (layer < self.at_once and arrays[0].shape[0] > MOST_ROWS)):
+            mx.async_eval([a for a in arrays if a is not None])
+
+    def begin_running(self, layer: int, arrays: tuple[mx.array | None, ...]) -> None:
+        """Start on what the half of the first layer before its attention left, in a long call."""
+        if layer == 0 and self.ahead and self.at_once and arrays[0].shape[0] > MOST_ROWS:
             mx.async_eval([a for a in arrays if a is not None])
 
     def by_op(self) -> dict[str, str]:

@@ -83,10 +83,9 @@ class AttentionV4:
         """(rows, entry slots) of calls of the core. everything: lists hold all that a row sees; they grow with the context, so they are made
         for few rows at a time."""
         most = self.indexer.topk if self.indexer is not None else None
-        tiles = rows.tiles(part, self.layer.ratio, most)
         # What a route puts in place may take lists with absent slots at their end and give the same bits: then one width does for all rows.
-        if getattr(self.gathered, "pads", False):
-            tiles = [(part, max(width for _, width in tiles))]
+        one = getattr(self.gathered, "pads", False)
+        tiles = [(part, rows.widest(part, self.layer.ratio, most))] if one else rows.tiles(part, self.layer.ratio, most)
         for tile, width in tiles:
             for cut in row_blocks(tile.stop - tile.start, _LIST_BYTES * width if everything else 0, rows.host):
                 yield slice(tile.start + cut.start, tile.start + cut.stop), width

@@ -83,6 +83,13 @@ static CUresult execute(const std::vector<Node>& nodes) {
   return 0;
 }
 
+static CUresult drain() {
+  auto work = std::move(stream);
+  stream.clear();
+  for (auto& item : work) if (CUresult result = item()) return result;
+  return 0;
+}
+
 extern "C" {
 void fake_fail(const char* call, int result) { failing[call] = result; }
 int fake_calls(const char* call) { return calls[call]; }
@@ -108,14 +115,11 @@ CUresult cuInit(unsigned int flags) { ENTER(false); return flags ? INVALID_VALUE
 CUresult cuDeviceGet(int* device, int ordinal) { ENTER(false); *device = 7; return ordinal ? INVALID_VALUE : 0; }
 CUresult cuDevicePrimaryCtxRetain(void** context, int device) { ENTER(false); *context = &the_context; return device == 7 ? 0 : INVALID_VALUE; }
 CUresult cuCtxSetCurrent(void* context) { ENTER(false); current = context; return context == &the_context ? 0 : INVALID_CONTEXT; }
+CUresult cuCtxSynchronize() { ENTER(); return drain(); }
 CUresult cuStreamCreate(void** made, unsigned int flags) { ENTER(); *made = &the_stream; return flags == 1 ? 0 : INVALID_VALUE; }
 CUresult cuStreamSynchronize(void* s) {
   ENTER();
-  if (s != &the_stream) return INVALID_HANDLE;
-  auto work = std::move(stream);
-  stream.clear();
-  for (auto& item : work) if (CUresult result = item()) return result;
-  return 0;
+  return s == &the_stream ? drain() : INVALID_HANDLE;
 }
 
 // An image is the names of its functions; the number after a name's last underscore is the number of its parameters.

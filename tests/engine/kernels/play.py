@@ -16,10 +16,11 @@ from tests.engine.kernels.shim import _aligned, _library, _program, _raw
 
 
 class ShimPlayer:
-    """A `Player`. played: names of the kernels of all launches."""
+    """A `Player`. played: names of the kernels of all launches. late: lanes that come home when that is waited for, and no sooner."""
 
     def __init__(self, seed: int = 1):
         self.random, self.fixed, self.played = random.Random(seed), {}, []
+        self.late: list[tuple[Home, dict[str, mx.array]]] = []
 
     def settle(self, buffers: Mapping[str, mx.array], keep: bool) -> Home:
         return Home({name: _memory(buffer) for name, buffer in buffers.items()}, handles(buffers) if keep else {})
@@ -27,13 +28,21 @@ class ShimPlayer:
     def load(self, tape: Tape, given: Given, results: list[Place], home: Home) -> ShimStep:
         return ShimStep(self, tape, given, results, home)
 
-    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> None:
-        for name, array in home.kept.items():
-            new, old = _memory(buffers[name]), home.addresses[name]
-            assert new.shape == old.shape and buffers[name].shape == array.shape
-            if new.ctypes.data != old.ctypes.data:
-                ctypes.memmove(old.ctypes.data, new.ctypes.data, new.nbytes)
+    def bring_back(self, home: Home, buffers: dict[str, mx.array]) -> list[mx.array]:
+        mx.eval(list(buffers.values()))
+        self.late.append((home, dict(buffers)))
         buffers.update(handles(home.kept))
+        return []
+
+    def wait(self, arrays: list[mx.array]) -> None:
+        mx.eval(arrays)
+        while self.late:
+            home, buffers = self.late.pop(0)
+            for name, array in home.kept.items():
+                new, old = _memory(buffers[name]), home.addresses[name]
+                assert new.shape == old.shape and buffers[name].shape == array.shape
+                if new.ctypes.data != old.ctypes.data:
+                    ctypes.memmove(old.ctypes.data, new.ctypes.data, new.nbytes)
 
 
 def _memory(array: mx.array) -> np.ndarray:
@@ -55,6 +64,7 @@ class ShimStep:
         self.lane: dict[Memory, np.ndarray] = {}
 
     def play(self, part: int) -> None:
+        assert not self.player.late, "a lane is not home yet"
         cuts = [0, *self.tape.parts, len(self.tape.launches)]
         first, last = cuts[part : part + 2]
         if part == 0:

@@ -113,6 +113,10 @@ def test_nothing_is_done_before_the_wait_and_the_graph_needs_nothing_of_its_buil
     assert (pinned.array == 1).all()
     fake.driver.synchronize()
     assert np.array_equal(pinned.array.view(np.uint32), a)
+    graph.launch()
+    fake.driver.copy_out(pinned, out.address, BYTES)
+    fake.driver.finish()
+    assert np.array_equal(pinned.array.view(np.uint32), mixed(a, a))
 
 
 def test_a_step_of_many_nodes(fake):
@@ -214,6 +218,10 @@ def test_failures_say_the_call_and_the_drivers_words_and_what_they_mean(fake):
     fake.fail("cuStreamSynchronize", LAUNCH_FAILED)
     with pytest.raises(DriverFailed) as failed:
         fake.driver.synchronize()
+    assert isinstance(device_failure(failed.value), DeviceLost)
+    fake.fail("cuCtxSynchronize", LAUNCH_FAILED)
+    with pytest.raises(DriverFailed) as failed:
+        fake.driver.finish()
     assert isinstance(device_failure(failed.value), DeviceLost)
     fake.fail("cuGraphLaunch", 12345)
     graph = Graph([], fake.driver)
@@ -556,7 +564,28 @@ def test_arrays_are_copied_where_others_lie_on_the_device():
     at = addresses(targets, whole=True)
     for turn in ("first", "second", "third"):
         begun = time.perf_counter()
-        copy_into(list(zip(sources, targets)))
+        mx.eval(copy_into(list(zip(sources, targets))))
         print(f"130 arrays of 256 KiB: the {turn} time {1e6 * (time.perf_counter() - begun):.0f} us")
     assert addresses(targets, whole=True) == at
     assert all(bool(mx.all(s == t)) for s, t in zip(sources, targets))
+
+
+@on_device
+def test_what_mlx_was_told_before_reads_what_lay_there():
+    """Long work on arrays that others are copied into at once; nothing of it names the copies."""
+    driver = made.driver()
+    for _ in range(5):
+        sources, targets = ([mx.full((512, 512), first + i % 3, mx.float32) for i in range(70)] for first in (5, 1))
+        mx.eval(sources, targets)
+        at, new = addresses(targets, whole=True), [s + 1 for s in sources]
+        slow = mx.ones((4096, 4096))
+        for _ in range(10):
+            slow = (slow @ slow) * 1e-4
+        # Of the old contents, after the slow ones in the same parts of work.
+        sums = [mx.sum(t) + 0 * slow[0, 0] for t in targets]
+        mx.async_eval(sums, new)
+        moved = copy_into(list(zip(new, targets)))
+        driver.finish()
+        mx.eval(moved)
+        assert [s.item() for s in sums] == [(1 + i % 3) * 512 * 512 for i in range(70)]
+        assert all(bool(mx.all(t == 6 + i % 3)) for i, t in enumerate(targets)) and addresses(targets, whole=True) == at

@@ -70,7 +70,7 @@ def feed(trunk, ids, cuts, recorded: bool = True, taps: bool = False) -> tuple[n
     trunk.routes.replay = kept if recorded else None
     target = Target(trunk)
     for a, b in zip([0, *cuts], cuts):
-        trial = target.rows(ids[a:b], want_taps=taps)
+        trial = target.rows(ids[a:b], want_taps=taps, ahead=ids[b : b + 1])
         out.append(np.array(trial.logits))
         found.append(None if trial.taps is None else np.array(numbers(trial.taps).astype(mx.float32)))
         target.commit(trial, b - a)
@@ -184,7 +184,7 @@ def test_a_lane_takes_over_what_another_left(trunk, monkeypatch):
     del living
     gc.collect()
     with monkeypatch.context() as patch:
-        patch.setattr(replay.player, "bring_back", lambda home, buffers: buffers.update(home.kept))
+        patch.setattr(replay.player, "bring_back", lambda home, buffers: buffers.update(home.kept) or [])
         assert not np.array_equal(feed(trunk, second, cuts)[0], want), "the planted fault: rows of the prompt are not copied there"
 
 
@@ -267,6 +267,120 @@ def test_nothing_of_the_timeline_before_is_seen(trunk):
             found.append(np.array(trial.logits))
             target.commit(trial, b - a)
         np.testing.assert_array_equal(*found)
+
+
+def prompt(target: Target, ids: list[int], count: int, ahead: int = 1) -> None:
+    """The first ids as a session brings them, before a step."""
+    target.commit(target.rows(ids[:count], logits_from=None, ahead=ids[count : count + ahead]), count)
+
+
+def row(target: Target, ids: list[int]) -> np.ndarray:
+    """Of the next id, which counts."""
+    trial = target.rows(ids[target.n : target.n + 1])
+    target.commit(trial, 1)
+    return np.array(trial.logits)[0]
+
+
+def test_a_step_after_a_prompt_finds_all_ready(trunk, monkeypatch):
+    """In a lane that has steps, in one that takes over those of another, in two lanes in turn."""
+    replay, moved, made = trunk.routes.replay, [], []
+    first = list(tokens(96, 40))
+    second, rows_of, bring_back = first[::-1], replay_module.rows_of, replay.player.bring_back
+    want, built = {}, {}
+    for name, ids in (("first", first), ("second", second)):
+        want[name], target, _ = feed(trunk, ids, [PROMPT, PROMPT + 1, PROMPT + 2], recorded=False)
+        target.lane.truncate(PROMPT)
+        built[name] = state(target)
+    one = Target(trunk)
+    for _ in range(2):  # the steps of these two positions are recorded
+        prompt(one, first, PROMPT)
+        np.testing.assert_array_equal([row(one, first), row(one, first)], want["first"])
+        one.lane.reset()
+    monkeypatch.setattr(replay.player, "bring_back", lambda *a: moved.append(len(made)) or bring_back(*a))
+    monkeypatch.setattr(replay_module, "rows_of", lambda trunk, ids, start, **k: made.append(start) or rows_of(trunk, ids, start, **k))
+
+    def check(target: Target, name: str, ids: list[int]) -> None:
+        moved.clear(), made.clear()
+        prompt(target, ids, PROMPT)
+        assert len(moved) == 1 and set(made) == {PROMPT}, "home, and the numbers of the step are there"
+        assert state(target) == built[name], "a lane can be saved between its prompt and a step"
+        for at in range(2):
+            made.clear()
+            np.testing.assert_array_equal(row(target, ids), want[name][at])
+            assert PROMPT + at not in made, "the step before has made them while the device worked"
+        assert len(moved) == 1
+
+    check(one, "first", first)
+    del one
+    gc.collect()
+    recorded, two = replay.recorded, Target(trunk)
+    check(two, "second", second)
+    assert replay.recorded == recorded
+    three = Target(trunk)
+    prompt(three, first, PROMPT)
+    two.lane.reset()
+    prompt(two, second, PROMPT)
+    for at in range(2):
+        np.testing.assert_array_equal(row(three, first), want["first"][at])
+        np.testing.assert_array_equal(row(two, second), want["second"][at])
+    # A chunk that another one follows leaves its rows where MLX has them.
+    moved.clear()
+    two.lane.reset()
+    prompt(two, second, PROMPT, ahead=PROMPT)
+    assert not moved
+    np.testing.assert_array_equal(row(two, second), want["second"][0])
+    assert len(moved) == 1
+
+
+def test_numbers_of_another_position_are_not_taken(trunk):
+    """A row that is taken back, and one that another number of rows follows."""
+    ids = list(tokens(96, 40))
+    alone, *_ = feed(trunk, ids, [PROMPT, *range(PROMPT + 1, PROMPT + 6)])
+    target = Target(trunk)
+    prompt(target, ids, PROMPT)
+    for at in range(3):
+        wrong = target.rows([ids[0]])
+        target.drop()
+        assert not np.array_equal(np.array(wrong.logits)[0], alone[at])
+        np.testing.assert_array_equal(row(target, ids), alone[at])
+    trial = target.rows(ids[PROMPT + 3 : PROMPT + 5])
+    np.testing.assert_array_equal(np.array(trial.logits), alone[3:5])
+    target.drop()
+    np.testing.assert_array_equal(row(target, ids), alone[3])
+
+
+def test_a_prompt_that_fails_leaves_a_lane(trunk, monkeypatch):
+    """While it is built: the lane is as it was. While the device computes: the lane is empty. Steps are right afterwards."""
+    ids, count = list(tokens(96, 40)), 3 * PROMPT
+    alone, *_ = feed(trunk, ids, [PROMPT, PROMPT + 1, PROMPT + 2])
+    target, layers = Target(trunk), []
+    prompt(target, ids, PROMPT)
+    np.testing.assert_array_equal(row(target, ids), alone[0])
+    inner = type(trunk)._layer
+
+    def breaks(self, layer, *args):
+        layers.append(layer)
+        if len(layers) == len(trunk.layers):
+            raise EngramReadError("the drive is gone")
+        return inner(self, layer, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(EngramReadError):
+        patch.setattr(type(trunk), "_layer", breaks)
+        target.rows(ids[PROMPT + 1 : count], logits_from=None, ahead=ids[count : count + 1])
+    assert target.n == PROMPT + 1
+    np.testing.assert_array_equal(row(target, ids), alone[1])
+    player, lane = trunk.routes.replay.player, target.lane
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="lost"):
+        patch.setattr(player, "wait", device_lost)
+        target.rows(ids[PROMPT + 2 : count], logits_from=None, ahead=ids[count : count + 1])
+    player.late.clear()
+    assert target.n == 0 and target.lane is lane
+    prompt(target, ids, PROMPT)
+    np.testing.assert_array_equal([row(target, ids), row(target, ids)], alone)
+
+
+def device_lost(arrays):
+    raise RuntimeError("the device is lost")
 
 
 def test_a_wrong_text_between_the_kernels_is_refused(tmp_path, monkeypatch):
