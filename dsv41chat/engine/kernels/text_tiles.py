@@ -151,13 +151,13 @@ _SUMS = r"""
   u32 X[EACH];
   UNROLL for (int j = 0; j < EACH; j++) {
     const int i = (int)(tid >> 2) + j * W * 8;
-    X[j] = (u32)place(i < count ? i : 0) + (tid & 3u) * 16;
+    X[j] = (u32)place(i < count ? i : 0) + (tid & 3u) * 8;
   }
   auto send = [&](int it, int slot) {
     if (it < STEPS) {
       UNROLL for (int j = 0; j < EACH; j++) {
         const u16* from = (const u16*)x + X[j] + it * 64;
-        copy16(&coming[slot][j * 2][tid], from); copy16(&coming[slot][j * 2 + 1][tid], from + 8);
+        copy16(&coming[slot][j * 2][tid], from); copy16(&coming[slot][j * 2 + 1][tid], from + 32);
       }
     }
     sent();
@@ -176,17 +176,17 @@ _SUMS = r"""
   ROLLED for (int two = 0; two < STEPS; two += 2) UNROLL for (int s = 0; s < 2; s++) if (STEPS % 2 == 0 || two + s < STEPS) {
     uint4* o = staged[s];
     arrived<AHEAD - 1>();
-    UNROLL for (int j = 0; j < EACH; j++) {
-      wide16 r;
-      frag f;
-      r.u = coming[slot][j * 2][tid]; r.v = coming[slot][j * 2 + 1][tid];
-      if (MODE == 3) f = {{r.u.x, r.u.y, r.u.z, r.u.w, r.v.x, r.v.y, r.v.z, r.v.w}};
-      else r.turn(f);
+    // Of a run a thread has eights t and t + 4, so that four threads copy whole sectors; eight c is the half c & 1 of lane c / 2. Odd threads take
+    // the later one first, and no two of a SIMD group meet in a bank.
+    UNROLL for (int j = 0; j < EACH; j++) UNROLL for (int i = 0; i < 2; i++) {
+      const u32 later = (tid & 1u) ^ i, to = (tid & ~3u) + (tid >> 1 & 1u) + 2 * later, half = tid & 1u;
+      const uint4 v = coming[slot][j * 2 + later][tid];
+      const uint4 p = MODE == 3 ? v : turned8(v);
       if (WG) {
-        UNROLL for (int i = 0; i < 8; i++) ((u32*)o)[(i * NT + j * W) * 32 + tid] = f.p[i];
+        u32* q = (u32*)o + (half * 4 * NT + j * W) * 32 + to;
+        q[0] = p.x; q[NT * 32] = p.y; q[2 * NT * 32] = p.z; q[3 * NT * 32] = p.w;
       } else {
-        const uint4 u = {f.p[0], f.p[1], f.p[2], f.p[3]}, v = {f.p[4], f.p[5], f.p[6], f.p[7]};
-        o[j * W * 32 + tid] = u; o[NT * 32 + j * W * 32 + tid] = v;
+        o[(half * NT + j * W) * 32 + to] = p;
       }
     }
     if (WG) staged_for_unit();
