@@ -13,32 +13,23 @@ from dsv41chat.engine.kernels.text_tensor import UNIT
 # Of a block of 256 inputs: 16 rows of 128 bytes of codes, 16 x 4 scales, 16 x 4 biases.
 STAGE_BYTES = 2304
 
-# Copies of a thread into shared memory, in groups that `sent` closes; `arrived` waits until all but the newest N are there.
-COPY = r"""
+_STREAM = r"""
+#define ONCE _Pragma("unroll 1")
 #ifdef SHIM_CUDA
 FN void copy16(void* to, const void* from) { *(uint4*)to = *(const uint4*)from; }
+FN void copy8(void* to, const void* from) { *(uint2*)to = *(const uint2*)from; }
 FN void sent() {}
 template <int N> FN void arrived() {}
+FN void together() { shim::yield(); }
 #else
 FN void copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from));
 }
-FN void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> FN void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
-#endif
-"""
-
-_STREAM = (
-    COPY
-    + r"""
-#define ONCE _Pragma("unroll 1")
-#ifdef SHIM_CUDA
-FN void copy8(void* to, const void* from) { *(uint2*)to = *(const uint2*)from; }
-FN void together() { shim::yield(); }
-#else
 FN void copy8(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from));
 }
+FN void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> FN void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 FN void together() { __syncwarp(); }
 #endif
 // 256 inputs of 16 rows, 2048 bytes: rows lane / 8 and four further at `low`, of the last eight rows at `high`. 32 bytes of a row change
@@ -88,7 +79,6 @@ FN u32 lowest(int slot, u32 g) {
   return row;
 }
 """
-)
 
 # Gate, up and activation: arguments as in `text_matrix.EXPERTS_UP`, rows = dims[0] <= 8. out [rows, S, I] bf16. A SIMD group owns the
 # gate and up rows of eight outputs of one expert: the shared one, or that of pick gy - 1 if no earlier row has it. Its ring has ST stages

@@ -26,10 +26,6 @@ UNIT = (
     + r"""
 #define ROLLED _Pragma("unroll 1")
 struct frag { u32 p[8]; };
-// Eight neighbouring inputs as pairs.
-FN uint4 turned8(const uint4& a) {
-  return {__byte_perm(a.x, a.z, 0x5410), __byte_perm(a.x, a.z, 0x7632), __byte_perm(a.y, a.w, 0x5410), __byte_perm(a.y, a.w, 0x7632)};
-}
 // 16 neighbouring bf16 of a row of x, zeros for an absent row; as pairs once they are turned
 struct wide16 {
   uint4 u, v;
@@ -39,8 +35,10 @@ struct wide16 {
     if (there) { u = *(const uint4*)p; v = *(const uint4*)(p + 8); }
   }
   FN void turn(frag& f) const {
-    const uint4 a = turned8(u), b = turned8(v);
-    f = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+    f.p[0] = __byte_perm(u.x, u.z, 0x5410); f.p[1] = __byte_perm(u.x, u.z, 0x7632);
+    f.p[2] = __byte_perm(u.y, u.w, 0x5410); f.p[3] = __byte_perm(u.y, u.w, 0x7632);
+    f.p[4] = __byte_perm(v.x, v.z, 0x5410); f.p[5] = __byte_perm(v.x, v.z, 0x7632);
+    f.p[6] = __byte_perm(v.y, v.w, 0x5410); f.p[7] = __byte_perm(v.y, v.w, 0x7632);
   }
 };
 FN void row16(const u16* p, bool there, frag& f) {

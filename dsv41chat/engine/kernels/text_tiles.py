@@ -1,14 +1,13 @@
 """CUDA texts for the many rows of a prompt on the matrix unit: experts, and plain matrices with fp32 results. Source: spec: kernels, 4 (h).
 
 A group of threads multiplies a tile of rows with a run of outputs. The rows come into shared memory in steps of 64 inputs, the weights
-into registers, decoded to bfloat16 and rounded once; both are on their way for two steps and more, or for one where tiles are wide. A
-row's sums are one chain of steps over all inputs, so that they depend on nothing but the row.
+into registers, decoded to bfloat16 and rounded once; both are on their way during the step before. A row's sums are one chain of steps
+over all inputs, so that they depend on nothing but the row.
 """
 
 from __future__ import annotations
 
 from dsv41chat.engine.kernels.dialect import Kernel
-from dsv41chat.engine.kernels.text_experts import COPY
 from dsv41chat.engine.kernels.text_matrix import DECODE, PAIR
 from dsv41chat.engine.kernels.text_tensor import UNIT
 from dsv41chat.engine.kernels.text_warpgroup import WARPGROUP
@@ -57,7 +56,6 @@ _RUNS = (
     DECODE
     + UNIT
     + PAIR
-    + COPY
     + WARPGROUP
     + r"""
 // 16 neighbouring inputs of a row of weights as they are stored, with their scale and bias.
@@ -141,60 +139,51 @@ template <int NT, int M> FN void write_sums(u16* O, const float (*acc)[NT][4], i
 # place(i) and `count` are there. W SIMD groups stage the rows together; WG: W is a multiple of four, which multiply together on a device that can.
 # -> acc[2][NT][4]. Absent rows repeat one that is there.
 _SUMS = r"""
-  constexpr int EACH = NT / W, STEPS = K / 64, AHEAD = NT > 8 ? 1 : 3, DEEP = NT > 8 || BITS > 6 ? 1 : 2;
+  constexpr int EACH = NT / W;
   SHM uint4 staged[2][NT * 64];
-  // Inputs on their way; a thread reads what it has sent itself.
-  SHM uint4 coming[AHEAD][EACH * 2][32 * W];
   const u32 g = lane >> 2, t = lane & 3u;
   float acc[2][NT][4];
   UNROLL for (int m = 0; m < 2; m++) UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 4; i++) acc[m][n][i] = 0.0f;
-  u32 X[EACH];
+  const u16* X[EACH];
+  wide16 next[EACH];
   UNROLL for (int j = 0; j < EACH; j++) {
     const int i = (int)(tid >> 2) + j * W * 8;
-    X[j] = (u32)place(i < count ? i : 0) + (tid & 3u) * 8;
+    X[j] = (const u16*)x + place(i < count ? i : 0) + (tid & 3u) * 16;
+    next[j].load(X[j], true);
   }
-  auto send = [&](int it, int slot) {
-    if (it < STEPS) {
-      UNROLL for (int j = 0; j < EACH; j++) {
-        const u16* from = (const u16*)x + X[j] + it * 64;
-        copy16(&coming[slot][j * 2][tid], from); copy16(&coming[slot][j * 2 + 1][tid], from + 32);
-      }
-    }
-    sent();
-  };
-  codes16<MODE, BITS, SF> c[DEEP][2][2];
-  auto load = [&](int it, codes16<MODE, BITS, SF> (*to)[2]) {
-    const u32 k = it * 64 + t * 16;
-    UNROLL for (int h = 0; h < 2; h++) {
-      to[0][h].load(wa, sa, ba, (ra + g + 8 * h) * (K / 16) + k / 16, (ra + g + 8 * h) * (K / GS) + k / GS);
-      to[1][h].load(wb, sb, bb, (rb + g + 8 * h) * (K / 16) + k / 16, (rb + g + 8 * h) * (K / GS) + k / GS);
-    }
-  };
-  UNROLL for (int i = 0; i < AHEAD; i++) send(i, i);
-  UNROLL for (int i = 0; i < DEEP; i++) if (i < STEPS) load(i, c[i]);
-  int slot = 0;
-  ROLLED for (int two = 0; two < STEPS; two += 2) UNROLL for (int s = 0; s < 2; s++) if (STEPS % 2 == 0 || two + s < STEPS) {
-    uint4* o = staged[s];
-    arrived<AHEAD - 1>();
-    // Of a run a thread has eights t and t + 4, so that four threads copy whole sectors; eight c is the half c & 1 of lane c / 2. Odd threads take
-    // the later one first, and no two of a SIMD group meet in a bank.
-    UNROLL for (int j = 0; j < EACH; j++) UNROLL for (int i = 0; i < 2; i++) {
-      const u32 later = (tid & 1u) ^ i, to = (tid & ~3u) + (tid >> 1 & 1u) + 2 * later, half = tid & 1u;
-      const uint4 v = coming[slot][j * 2 + later][tid];
-      const uint4 p = MODE == 3 ? v : turned8(v);
-      if (WG) {
-        u32* q = (u32*)o + (half * 4 * NT + j * W) * 32 + to;
-        q[0] = p.x; q[NT * 32] = p.y; q[2 * NT * 32] = p.z; q[3 * NT * 32] = p.w;
+  codes16<MODE, BITS, SF> c[2][2];
+  UNROLL for (int h = 0; h < 2; h++) {
+    c[0][h].load(wa, sa, ba, (ra + g + 8 * h) * (K / 16) + t, (ra + g + 8 * h) * (K / GS) + t * 16 / GS);
+    c[1][h].load(wb, sb, bb, (rb + g + 8 * h) * (K / 16) + t, (rb + g + 8 * h) * (K / GS) + t * 16 / GS);
+  }
+  ROLLED for (int it = 0; it < K / 64; it++) {
+    uint4* o = staged[it & 1];
+    UNROLL for (int j = 0; j < EACH; j++) {
+      frag f;
+      if (MODE == 3) {
+        const uint4 u = next[j].u, v = next[j].v;
+        f = {{u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w}};
       } else {
-        o[(half * NT + j * W) * 32 + to] = p;
+        next[j].turn(f);
+      }
+      if (WG) {
+        UNROLL for (int i = 0; i < 8; i++) ((u32*)o)[(i * NT + j * W) * 32 + tid] = f.p[i];
+      } else {
+        const uint4 u = {f.p[0], f.p[1], f.p[2], f.p[3]}, v = {f.p[4], f.p[5], f.p[6], f.p[7]};
+        o[j * W * 32 + tid] = u; o[NT * 32 + j * W * 32 + tid] = v;
       }
     }
     if (WG) staged_for_unit();
-    send(two + s + AHEAD, slot);
-    slot = slot + 1 < AHEAD ? slot + 1 : 0;
     u32 A[2][16];
-    UNROLL for (int m = 0; m < 2; m++) { c[s % DEEP][m][0].turn(A[m]); c[s % DEEP][m][1].turn(A[m] + 1); }
-    if (two + s + DEEP < STEPS) load(two + s + DEEP, c[s % DEEP]);
+    UNROLL for (int m = 0; m < 2; m++) { c[m][0].turn(A[m]); c[m][1].turn(A[m] + 1); }
+    if (it + 1 < K / 64) {
+      const u32 k = (it + 1) * 64 + t * 16;
+      UNROLL for (int j = 0; j < EACH; j++) next[j].load(X[j] + (it + 1) * 64, true);
+      UNROLL for (int h = 0; h < 2; h++) {
+        c[0][h].load(wa, sa, ba, (ra + g + 8 * h) * (K / 16) + k / 16, (ra + g + 8 * h) * (K / GS) + k / GS);
+        c[1][h].load(wb, sb, bb, (rb + g + 8 * h) * (K / 16) + k / 16, (rb + g + 8 * h) * (K / GS) + k / GS);
+      }
+    }
     BARRIER();
     if (WG) {
       // All rows of the tile: a branch for fewer would keep the compiler from letting products overlap.

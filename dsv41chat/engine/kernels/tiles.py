@@ -87,8 +87,6 @@ class TileExperts:
         self.backend, self.limit, self.other = backend, limit, other
         self.up, self.down = [tiled(m, 64) for m in up], tiled(down, 64)
         self.experts, self.width = self.up[0].arrays[0].shape[0], self.down.outputs
-        # What turns codes of 8 bits, or holds scales in fp32, leaves too few registers for the sums of wide tiles.
-        self.widest = MIDDLE if any(m.form.bits == 8 or m.form.scales == 1 for m in (*self.up, self.down)) else WIDE
         if _what(self.up[0]) != _what(self.up[1]):
             raise Declined("gate and up of an expert are stored in different forms")
         try:
@@ -118,7 +116,7 @@ class TileExperts:
     def __call__(self, x: mx.array, ids: mx.array, weight: mx.array) -> mx.array:
         n, picks = ids.shape
         up, down, joined = self._parts(picks)
-        columns = min(columns_of(n * picks, self.experts), self.widest)
+        columns = columns_of(n * picks, self.experts)
         order, back, tiles = tile_order(self.backend, ids, self.experts, 8 * columns)
         y = down(up(x, n, columns, tiles, order, weight), n, columns, tiles, order, weight)
         alone = y if joined else self._alone(x)

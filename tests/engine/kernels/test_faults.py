@@ -187,7 +187,7 @@ FAULTS = {
     "the inputs of a prompt's first group": ("prompt groups affine 4", tiles, "TENSOR_GROUPS", "(G * K) + gz * K", "(G * K)"),
     "the outputs of a prompt's first group": ("prompt groups mxfp8 8", tiles, "TENSOR_GROUPS", "(G * N) + gz * N + column", "(G * N) + column"),
     "the table's row of another position": ("prompt rows 192 to 32 and 4", tiles, "TENSOR_ROWS", "% (AR ? AR : 1)", "% (AR ? 1 : 1)"),
-    "inputs of a step too few": ("prompt rows 128 to 1056", tiles, "TENSOR_ROWS", "STEPS = K / 64,", "STEPS = K / 64 - 1,"),
+    "inputs of a step too few": ("prompt rows 128 to 1056", tiles, "TENSOR_ROWS", "it < K / 64; it++", "it < K / 64 - 1; it++"),
     "the first matrix twice": ("prompt rows 192 to 32 and 0", tiles, "TENSOR_ROWS", "N2 ? (const void*)w2 : wa", "wa"),
     "a split that is not joined": ("prompt rows 640 to 40", tiles, "TENSOR_NARROW", "j < KS; j++", "j < KS - 1; j++"),
     "outputs of the other half": ("prompt rows 640 to 40", tiles, "TENSOR_NARROW", "m * 16 + (i >> 1) * 8", "(m ^ 1) * 16 + (i >> 1) * 8"),
