@@ -71,7 +71,7 @@ def test_own_drafter_equals_plain(own, setting, seed, depths):
 def test_own_drafters_state_does_not_depend_on_the_depth(own):
     """Test T2 for the drafter's lanes: the rings after a drafted answer are those of one that verified nothing."""
     states = []
-    for depth in (0, 1, 5):
+    for depth in (0, 5):
         run = own.own("warm", 0, depth)
         states.append({k: np.array(v) for k, v in run.drafter.state().items()})
     for other in states[1:]:

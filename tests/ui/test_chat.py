@@ -114,7 +114,8 @@ async def test_stop_in_prefill_gives_the_prompt_back_and_editing_it_makes_a_sibl
         chat._finish = None
         await pilot.press("enter")
         await ended(chat)
-        assert chat._finish.message is not None
+        answer = app.store.message(chat.leaf_id)
+        assert chat._finish.message == answer and app.store.message(answer.parent_id).text == "shorter"
         first = [m for m in app.store.tree(chat.conversation.id) if m.role == "user"]
         assert [m.parent_id for m in first] == [None, None]
         await until(lambda: chat.transcript.entries[-2].branch == "2/2")
@@ -209,7 +210,7 @@ async def test_resume_shows_the_conversation_and_goes_on(tmp_path):
     async with again.run_test(size=(80, 24)) as pilot:
         await shows(again, "question one", "answer one")
         await until(lambda: not chat_of(again).starting)
-        assert chat_of(again).conversation is not None
+        assert [row.id for row in store.list_conversations(None)] == [chat_of(again).conversation.id]
         await say(pilot, again, " two")
         path = store.path_to(store.last_conversation().leaf_id)
         assert [m.text for m in path][:2] == ["question one", "answer one"] and path[-1].text == "answer two"

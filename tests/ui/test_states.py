@@ -268,12 +268,11 @@ def test_deleting_a_conversation_deletes_its_states(tmp_path, how):
 def test_the_last_answer_is_sealed_in_idle_time_and_a_new_message_ends_that(tmp_path):
     """Thinking is dropped from later prompts, so the answer is read again without it; a message that comes first does that itself."""
     with Chat(tmp_path / "kept") as chat:
-        sealed, seal = [], chat.host.states.seal
-        chat.host.states.seal = lambda cancel: sealed.append(chat.host.states.sealing_due) or seal(cancel)
+        sealed = lambda: chat.host.states.cache.counters["sealed"]
         first = chat.say(LONG, THINKING)
         assert chat.host.settle(60)
         assert chat.session().rows_run > first.rows, "the answer was read again"
-        assert True in sealed and not chat.host.states.sealing_due
+        assert sealed() == 1 and not chat.host.states.sealing_due
         rows = chat.session().rows_run
         second = chat.say(SHORT, THINKING)
         assert second.prefilled <= len(chat.host.tokenizer().encode_text(SHORT)) + 8

@@ -20,6 +20,12 @@ async def stopped_in_prefill(pilot, chat, text: str = "word " * 200) -> int:
     return chat._finish.usage["prefilled_tokens"]
 
 
+def question_of(chat, text: str) -> str:
+    """Id of the stored question that says `text`."""
+    (found,) = [m.id for m in chat.app.store.tree(chat.conversation.id) if m.role == "user" and m.text == text]
+    return found
+
+
 async def test_the_status_line_says_what_was_read_before_the_stop(tmp_path):
     app = make_app(tmp_path, Script(prefill_s=0.05))
     async with app.run_test(size=(100, 30)) as pilot:
@@ -114,7 +120,7 @@ async def test_what_is_sent_behind_esc_waits_where_the_stopped_message_comes_bac
         await until(lambda: not chat.pump.running)
         await pilot.pause(0.2)
         assert not chat.pump.running and [item.text for item in chat.queue] == ["next"]
-        assert chat.composer.text == "long " * 100 and chat.editing is not None
+        assert chat.composer.text == "long " * 100 and chat.editing == question_of(chat, "long " * 100)
 
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
@@ -135,7 +141,7 @@ async def test_a_key_pressed_again_to_stop_takes_nothing_away(tmp_path, monkeypa
         text = "word " * 200
         await stopped_in_prefill(pilot, chat, text)
         await pilot.press(key, key)
-        assert app._exit is False and chat.composer.text == text and chat.editing is not None
+        assert app._exit is False and chat.composer.text == text and chat.editing == question_of(chat, text)
         # A moment later the keys are what they always are.
         monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 0.0)
         await pilot.press(key)

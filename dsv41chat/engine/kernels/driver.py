@@ -12,7 +12,7 @@ import ctypes
 import hashlib
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from functools import cache
 from typing import NamedTuple
@@ -339,8 +339,12 @@ def address_program() -> tuple[str, str]:
     """(name, text) of the kernel that writes its inputs' addresses to its output, unsigned 64-bit numbers."""
     inputs = ", ".join(f"const void* p{i}" for i in range(_INPUTS))
     lines = "".join(f"  out[{i}] = (unsigned long long)p{i};\n" for i in range(_INPUTS))
-    rest = f"({inputs}, unsigned long long* out) {{\n{lines}}}\n"
-    name = f"addresses_{hashlib.sha256(rest.encode()).hexdigest()[:16]}"
+    return _named("addresses", f"({inputs}, unsigned long long* out) {{\n{lines}}}\n")
+
+
+def _named(kind: str, rest: str) -> tuple[str, str]:
+    """A kernel's name, which stands for its text, and the text."""
+    name = f"{kind}_{hashlib.sha256(rest.encode()).hexdigest()[:16]}"
     return name, f'extern "C" __global__ void {name}{rest}'
 
 
@@ -365,16 +369,15 @@ def addresses(arrays: Sequence[mx.array], whole: bool = False) -> list[int]:
             raise ValueError(f"array {index} of shape {array.shape} has no memory of its own: give it a dimension and an element")
     mx.eval(arrays)
     mx.synchronize()
-    for first in range(0, len(arrays), _INPUTS):
-        part = arrays[first : first + _INPUTS]
-        inputs = part + part[:1] * (_INPUTS - len(part))
+    told = lambda inputs, contiguous: np.array(_launched(_address_code(), inputs, (_INPUTS, mx.uint64), contiguous=contiguous)).tolist()
+    for count, inputs in _filled_up(arrays, _INPUTS):
         # MLX copies an array whose elements do not follow one another when it is told to: then the address is another one.
-        own = _told(inputs, False)
-        passed = own if whole else _told(inputs, True)
-        for index, (a, b) in enumerate(zip(own[: len(part)], passed)):
+        own = told(inputs, False)
+        passed = own if whole else told(inputs, True)
+        for a, b in zip(own[:count], passed):
             if a != b:
-                raise ValueError(f"the elements of array {first + index} do not follow one another: pass mx.contiguous of it")
-        found += own[: len(part)]
+                raise ValueError(f"the elements of array {len(found)} do not follow one another: pass mx.contiguous of it")
+            found.append(a)
     return found
 
 
@@ -391,9 +394,7 @@ def copy_program() -> tuple[str, str]:
   if (from != to) for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to[i] = from[i];
   if (!blockIdx.x && !blockIdx.y && !threadIdx.x) *done = 1;
 """
-    rest = f"({arguments}) {{\n{body}}}\n"
-    name = f"copies_{hashlib.sha256(rest.encode()).hexdigest()[:16]}"
-    return name, f'extern "C" __global__ void {name}{rest}'
+    return _named("copies", f"({arguments}) {{\n{body}}}\n")
 
 
 @cache
@@ -417,35 +418,36 @@ def copy_into(pairs: Sequence[tuple[mx.array, mx.array]]) -> list[mx.array]:
     # whole, and the device takes one such part after the other.
     mx.async_eval([a for pair in pairs for a in pair])
     found = []
-    for first in range(0, len(pairs), _COPIES):
-        part = pairs[first : first + _COPIES]
-        name, code = _copy_code()
-        found += mx.fast.precompiled_cuda_kernel(
-            name=name,
-            compiled_source=code,
-            inputs=[a for pair in part + part[:1] * (_COPIES - len(part)) for a in pair],
-            output_shapes=[(1,)],
-            output_dtypes=[mx.uint32],
-            scalars=[a.nbytes // _RUN for a, _ in part] + [0] * (_COPIES - len(part)),
-            grid=(_COPY_GROUPS * _COPY_THREADS, len(part), 1),
-            threadgroup=(_COPY_THREADS, 1, 1),
-            ensure_row_contiguous=False,
-        )
+    for count, filled in _filled_up(pairs, _COPIES):
+        runs = [source.nbytes // _RUN if i < count else 0 for i, (source, _) in enumerate(filled)]
+        inputs = [a for pair in filled for a in pair]
+        found.append(_launched(_copy_code(), inputs, (1, mx.uint32), runs, (_COPY_GROUPS, count), _COPY_THREADS))
     mx.async_eval(found)
     return found
 
 
-def _told(inputs: list[mx.array], contiguous: bool) -> list[int]:
-    name, code = _address_code()
-    (out,) = mx.fast.precompiled_cuda_kernel(
+def _filled_up(items: list, most: int) -> Iterator[tuple[int, list]]:
+    """Runs of at most `most` items, for a kernel with arguments for just so many: how many there are, and these filled up with the first."""
+    for first in range(0, len(items), most):
+        part = items[first : first + most]
+        yield len(part), part + part[:1] * (most - len(part))
+
+
+def _launched(
+    code: tuple[str, bytes], inputs: list[mx.array], out: tuple[int, mx.Dtype], scalars: Sequence[int] = (), groups: tuple[int, int] = (1, 1),
+    threads: int = 1, contiguous: bool = False,
+) -> mx.array:  # fmt: skip
+    """What a kernel writes in a launch by MLX. code: its name and its code; out: numbers and their type; contiguous: inputs may be copied."""
+    name, compiled = code
+    (found,) = mx.fast.precompiled_cuda_kernel(
         name=name,
-        compiled_source=code,
+        compiled_source=compiled,
         inputs=inputs,
-        output_shapes=[(_INPUTS,)],
-        output_dtypes=[mx.uint64],
-        scalars=[],
-        grid=(1, 1, 1),
-        threadgroup=(1, 1, 1),
+        output_shapes=[out[:1]],
+        output_dtypes=[out[1]],
+        scalars=list(scalars),
+        grid=(groups[0] * threads, groups[1], 1),
+        threadgroup=(threads, 1, 1),
         ensure_row_contiguous=contiguous,
     )
-    return np.array(out).tolist()
+    return found

@@ -16,8 +16,9 @@ from dsv41chat.engine.draft.guard import GuardedDrafter
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.engine.events import Done, DraftRound
 from dsv41chat.engine.golden_drafts import continuation
+from dsv41chat.engine.kernels import compiled
 from dsv41chat.nano import embedded_pack
-from tests import drafting
+from tests import drafting, weights
 from tests.engine.test_session import GREEDY, done, prompt
 
 pytestmark = pytest.mark.usefixtures("shared_weights")
@@ -197,8 +198,12 @@ def test_costs_and_verdicts_are_kept(p, plain):
     assert lines[0] == "dspark, up to 5 tokens a round" and lines[1].endswith(f"{len(single)} row by row")
 
 
-def test_costs_belong_to_the_route_that_they_were_timed_on(p):
+def test_costs_belong_to_the_route_that_they_were_timed_on(p, monkeypatch):
     """Figures of one route are no news for another, nor for a build whose operations run row by row; what texts taught is for all."""
+    # One operation makes another route of it; for all of them MLX has a hundred texts compiled.
+    for op in set(compiled.ROUTE.builders) - {"router"}:
+        monkeypatch.delitem(compiled.ROUTE.builders, op)
+    monkeypatch.setattr(weights, "_KEPT", dict(weights._KEPT))
     facts: dict[str, str] = {}
     first = open_engine(embedded_pack(), facts=facts, routes="stock")
     guess = first.drafting.costs.to_json()
@@ -209,7 +214,9 @@ def test_costs_belong_to_the_route_that_they_were_timed_on(p):
     assert timed != guess and json.loads(timed)["draft_samples"]
     assert open_engine(embedded_pack(), facts=facts, routes="stock").drafting.costs.to_json() == timed
     for options in ({"routes": "compiled"}, {"routes": "stock", "exact": "fast"}):
-        other = open_engine(embedded_pack(), facts=facts, **options).drafting
+        engine = open_engine(embedded_pack(), facts=facts, **options)
+        other = engine.drafting
+        assert engine.trunk.routes.names == (("compiled",) if options["routes"] == "compiled" else ())
         assert other.costs.samples == [0] * 6 and other.costs.to_json() == guess, options
     best = open_engine(embedded_pack(), facts=facts)
     if best.trunk.routes.host:

@@ -94,7 +94,7 @@ def test_rows_have_the_bits_of_built_steps(trunk):
     got, target, mine = feed(trunk, ids, cuts, taps=True)
     np.testing.assert_array_equal(got, want)
     assert state(target) == state(built)
-    assert all(np.array_equal(a, b) for a, b in zip(mine, taps, strict=True)) and mine[0] is not None
+    assert all(a is not None and np.array_equal(a, b) for a, b in zip(mine, taps, strict=True))
     played = set(trunk.routes.replay.player.played)
     assert played >= {"embed", "hyper_spread", "tensor_attend", "scatter", "pool_groups", "top_k", "index_scores", "first_visible", "route"}
     assert trunk.config.family == "v4" or played >= {"block_top", "keep_blocks", "engram", "collapse"}
