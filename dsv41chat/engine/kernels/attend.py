@@ -113,7 +113,7 @@ class TensorAttend(_Listed):
         if n > MOST_ROWS:
             # Where SIMD groups are few, each has many scores to weigh, and registers for 16 heads only.
             tiles = 2 if self.heads > 16 and self.channels >= 256 else 1
-            whole = {**constants, **self.head_constants, "MT": tiles, "RING": RING, "SHARED": room(self.channels, tiles)}
+            whole = {**constants, **self.head_constants, "MT": tiles, "RING": RING, "SHARED_BYTES": room(self.channels, tiles)}
             grid = -(-self.heads // (16 * tiles)), n, 1
             return self.backend.run(TENSOR_PROMPT, [*inputs, self.sink], whole, grid, self.channels // 2, self._result(n))[0]
         constants |= {"CH": _TENSOR_PIECE}

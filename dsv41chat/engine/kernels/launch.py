@@ -33,7 +33,7 @@ class Backend(Protocol):
         """One dispatch of `groups` groups of `threads` threads.
 
         inputs: contiguous arrays in the kernel's order, of at least one dimension, never slices: a slice is copied whole.
-        constants: compile-time values, of which few sets should exist, because each is compiled; SHARED among them: bytes of shared
+        constants: compile-time values, of which few sets should exist, because each is compiled; SHARED_BYTES among them: of shared
         memory that the launch brings, for a text that does not declare them. outputs: (shape, dtype) in the kernel's order.
         """
         ...

@@ -201,7 +201,7 @@ class NvrtcBackend:
             scalars=[],
             grid=(groups[0] * threads, groups[1], groups[2]),
             threadgroup=(threads, 1, 1),
-            shared_memory=constants.get("SHARED", 0),
+            shared_memory=constants.get("SHARED_BYTES", 0),
             ensure_row_contiguous=True,
         )
 

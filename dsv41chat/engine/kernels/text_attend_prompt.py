@@ -22,14 +22,14 @@ def room(channels: int, tiles: int) -> int:
 
 # Arguments as in `text_attend_tensor`, sink fp32 [H] -> out [M, H, C] bf16. A row sees what is present of its W slots of the ring and
 # of its P entries. The running maximum starts with the sink, and moves only when it grows by more than 8: weights up to e^8 are as good.
-# Groups (H / (16 * MT) rounded up, M) of C / 2 threads, MT 1 or 2; SHARED as `room` says.
+# Groups (H / (16 * MT) rounded up, M) of C / 2 threads, MT 1 or 2; SHARED_BYTES as `room` says.
 TENSOR_PROMPT = Kernel(
     "tensor_prompt",
     ("q", "ring", "pool", "slots", "present", "index", "picked", "dims", "cosv", "sinv", "sink"),
     ("out",),
     r"""
   constexpr int NW = C / 64, HG = 16 * MT, BLOCKS = 4 * MT, EACH = (BLOCKS + NW - 1) / NW, PT = 12, OWN = 4, RUNS = OWN * NW, LIST = RUNS * 32;
-  ROOM(SHARED);
+  ROOM(SHARED_BYTES);
   uint4* keys = room + sg * (RING * 128);
   float* part = (float*)(room + NW * RING * 128);
   u32* weights = (u32*)(part + NW * HG * 16);

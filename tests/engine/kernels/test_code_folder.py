@@ -64,6 +64,8 @@ def test_a_launch_passes_the_code_of_its_text_types_and_constants(tmp_path, comp
     assert run(x, 4) == run(x, 4) == ["result"] and len(compiler) == 1
     run(x.astype(mx.bfloat16), 4), run(x, 5)
     assert len({name for name, _ in compiler}) == 3 and all(c["name"] == name for c, (name, _) in zip(calls[1:], compiler))
+    backend.run(DOUBLE, [x], {"N": 4, "SHARED": 1, "SHARED_BYTES": 64}, (3, 2, 1), 32, [((4,), mx.float32)])
+    assert calls[0]["shared_memory"] == 0 and calls[-1]["shared_memory"] == 64, "SHARED is a constant of texts of experts"
     assert calls[0]["grid"] == (96, 2, 1) and calls[0]["threadgroup"] == (32, 1, 1) and calls[0]["output_shapes"] == [(4,)]
     name, text = nvrtc.program(DOUBLE, [mx.float32], [mx.float32], {"N": 4})
     assert f'extern "C" __global__ void {name}(const float* x, float* out)' in text and "constexpr int N = 4;" in text

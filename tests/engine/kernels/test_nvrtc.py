@@ -31,7 +31,7 @@ def compiled(backend: Paper, architecture: str) -> None:
         # Registers are given out by eights; a group that wants more than a processor has does not start.
         assert -(-found.registers // 8) * 8 * backend.threads[program] <= 1 << 16, (kernel.base, constants, found, backend.threads[program])
         # What a launch brings of shared memory is bounded by the smallest processor, of generation 12.
-        assert dict(constants).get("SHARED", 0) <= 99 << 10, (kernel.base, constants)
+        assert dict(constants).get("SHARED_BYTES", 0) <= 99 << 10, (kernel.base, constants)
         assert kernel.bounds is None or backend.threads[program] <= kernel.bounds[0], (kernel.base, constants, backend.threads[program])
 
 
