@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -80,7 +82,9 @@ def test_experts_of_mixed_widths_are_declined_and_still_right(tmp_path):
 
 
 def test_experts_that_are_called_one_by_one_are_part_of_no_graph(tmp_path):
-    trunk = opened(tmp_path, "v41", CASES["exl3-experts"]["v41"])
+    # In float32 most of what MLX has compiled are texts that `test_joined` has compiled too.
+    trunk = opened(tmp_path, "v41", CASES["exl3-experts"]["v41"], mx.float32)
+    trunk = replace(trunk, layers=trunk.layers[:1], plan=trunk.plan[:1])
     want = feed(trunk, IDS, [0, 12, 13, 16])[0]
     joined.join(trunk)
     assert np.array_equal(feed(trunk, IDS, [0, 12, 13, 16])[0], want) and isinstance(trunk.layers[0].before, joined.Joined)
