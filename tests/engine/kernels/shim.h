@@ -30,9 +30,10 @@ template <class T> struct constant {
 };
 const int MOST = 1024;
 const size_t STACK = 128 << 10;
-struct Fibre { void* stack; bool done, waits; };
-static Fibre fibre[MOST];
-static int now, count;
+static void* stack[MOST];
+enum : uint8_t { RUNS, WAITS, DONE };
+static uint8_t state[MOST];
+static int now, count, left, waiting;
 static uint3 group;
 static void (*body)();
 static uint32_t slot[MOST][2], words[MOST][6];
@@ -41,7 +42,7 @@ static int parity[MOST];
 #if defined(__x86_64__) || defined(__aarch64__)
 static void* fibre_sp[MOST];
 static void* scheduler_sp;
-extern "C" void shim_switch(void** save, void* load);
+extern "C" __attribute__((visibility("hidden"))) void shim_switch(void** save, void* load);
 #if defined(__x86_64__)
 asm(R"(
 .text
@@ -65,12 +66,11 @@ asm(".text\n.globl shim_switch\nshim_switch:\n"
     "ldp x23, x24, [sp, #32]\n ldp x25, x26, [sp, #48]\n ldp x27, x28, [sp, #64]\n ldp x29, x30, [sp, #80]\n ldp d8, d9, [sp, #96]\n"
     "ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n ldp d14, d15, [sp, #144]\n add sp, sp, #160\n ret\n");
 #endif
-inline void yield() { shim_switch(&fibre_sp[now], scheduler_sp); }
-inline void resume() { shim_switch(&scheduler_sp, fibre_sp[now]); }
-static void enter() { body(); fibre[now].done = true; for (;;) yield(); }
+inline void change(int from, int to) { shim_switch(from < 0 ? &scheduler_sp : &fibre_sp[from], to < 0 ? scheduler_sp : fibre_sp[to]); }
+static void enter();
 inline void prepare(int i) {
   // Stacks lie at equal distances: tops at different lines of a page, or all of them share one set of the processor's cache.
-  char* top = (char*)fibre[i].stack + STACK - (i & 63) * 576;
+  char* top = (char*)stack[i] + STACK - (i & 63) * 576;
 #if defined(__x86_64__)
   void** sp = (void**)top - 2 - SAVED;
   memset(sp, 0, (SAVED + 2) * sizeof(void*));
@@ -85,19 +85,30 @@ inline void prepare(int i) {
 }
 #else
 static ucontext_t fibre_context[MOST], scheduler_context;
-inline void yield() { swapcontext(&fibre_context[now], &scheduler_context); }
-inline void resume() { swapcontext(&scheduler_context, &fibre_context[now]); }
-static void enter() { body(); fibre[now].done = true; for (;;) yield(); }
+inline void change(int from, int to) {
+  swapcontext(from < 0 ? &scheduler_context : &fibre_context[from], to < 0 ? &scheduler_context : &fibre_context[to]);
+}
+static void enter();
 inline void prepare(int i) {
   getcontext(&fibre_context[i]);
-  fibre_context[i].uc_stack.ss_sp = fibre[i].stack;
+  fibre_context[i].uc_stack.ss_sp = stack[i];
   fibre_context[i].uc_stack.ss_size = STACK;
   makecontext(&fibre_context[i], enter, 0);
 }
 #endif
 
-// The scheduler releases barriers at the end of a round, so that the lanes of a SIMD group stay in step.
-inline void barrier() { fibre[now].waits = true; while (fibre[now].waits) yield(); }
+// A round: each fibre that does not wait at a barrier, in order, as far as it comes by itself; the last one ends it.
+inline void yield() {
+  const int me = now;
+  int next = me + 1;
+  while (next < count && state[next] != RUNS) next++;
+  if (next < count) now = next;
+  change(me, next < count ? next : -1);
+}
+static void enter() { body(); state[now] = DONE; left--; for (;;) yield(); }
+
+// Barriers are released at the end of a round, so that the lanes of a SIMD group stay in step.
+inline void barrier() { state[now] = WAITS; waiting++; yield(); }
 
 template <class T> inline T shuffle(T value, int from) {
   static_assert(sizeof(T) == 4, "shuffles take 32-bit values");
@@ -112,17 +123,18 @@ template <class T> inline T shuffle(T value, int from) {
 inline void launch(void (*kernel)(), int x, int y, int z, int threads) {
   body = kernel;
   count = threads;
-  for (int i = 0; i < threads; i++) if (!fibre[i].stack) fibre[i].stack = aligned_alloc(64, STACK);
+  for (int i = 0; i < threads; i++) if (!stack[i]) stack[i] = aligned_alloc(64, STACK);
   for (group.z = 0; group.z < (uint)z; group.z++)
     for (group.y = 0; group.y < (uint)y; group.y++)
       for (group.x = 0; group.x < (uint)x; group.x++) {
-        for (int i = 0; i < threads; i++) { prepare(i); fibre[i].done = fibre[i].waits = false; parity[i] = 0; }
-        for (int left = threads; left;) {
-          left = 0;
-          for (now = 0; now < threads; now++) if (!fibre[now].done) { resume(); left += !fibre[now].done; }
-          bool all = left > 0;
-          for (int i = 0; i < threads; i++) all = all && (fibre[i].done || fibre[i].waits);
-          if (all) for (int i = 0; i < threads; i++) fibre[i].waits = false;
+        for (int i = 0; i < threads; i++) { prepare(i); state[i] = RUNS; parity[i] = 0; }
+        left = threads; waiting = 0;
+        while (left) {
+          for (now = 0; state[now] != RUNS;) now++;
+          change(-1, now);
+          if (waiting < left) continue;
+          for (int i = 0; i < threads; i++) if (state[i] == WAITS) state[i] = RUNS;
+          waiting = 0;
         }
       }
 }
@@ -193,16 +205,14 @@ template <float (*up)(uint)> inline void product(float* c, uint a0, uint a1, uin
   yield();
   memcpy(words[me], mine, sizeof mine);
   yield();
-  for (int i = 0; i < 4; i++) {
-    const int row = i >> 1, column = 2 * t + (i & 1);
-    float sum = c[i];
-    for (int k = 0; k < 16; k++) {
-      const int pair = (k & 7) >> 1, high = k >> 3, odd = k & 1;
-      const uint a = words[base + g * 4 + pair][row + 2 * high], b = words[base + column * 4 + pair][4 + high];
-      sum += up(odd ? a >> 16 : a & 0xffff) * up(odd ? b >> 16 : b & 0xffff);
-    }
-    c[i] = sum;
+  float a[2][16], b[2][16];
+  for (int i = 0; i < 2; i++) for (int high = 0; high < 2; high++) for (int pair = 0; pair < 4; pair++) {
+    const uint x = words[base + g * 4 + pair][i + 2 * high], y = words[base + (2 * t + i) * 4 + pair][4 + high];
+    const int k = 8 * high + 2 * pair;
+    a[i][k] = up(x & 0xffff); a[i][k + 1] = up(x >> 16);
+    b[i][k] = up(y & 0xffff); b[i][k + 1] = up(y >> 16);
   }
+  for (int i = 0; i < 4; i++) for (int k = 0; k < 16; k++) c[i] += a[i >> 1][k] * b[i & 1][k];
 }
 inline void matrix(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) { product<bf16_up>(c, a0, a1, a2, a3, b0, b1); }
 inline void matrix_half(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) { product<half_up>(c, a0, a1, a2, a3, b0, b1); }

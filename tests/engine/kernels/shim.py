@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -121,9 +122,18 @@ def _library(program: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(built(program)))
 
 
-def built(program: str) -> Path:
-    """The library that a C++ text makes, in the temporary folder by the hash of all that goes into it."""
-    command = [compiler(), "-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-I", str(HERE)]
+# Nothing is thrown or unwound.
+_PLAIN = ("-O1", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
+
+
+def built(program: str, libraries: bool = False) -> Path:
+    """The library that a C++ text makes, in the temporary folder by the hash of all that goes into it.
+
+    libraries: it uses those of C++, which take a linker as long as half of a text takes the compiler; others find what they need of C
+    in this process. macOS wants them named.
+    """
+    link = ["-shared", "-fPIC", *(["-nostdlib"] if not libraries and sys.platform == "linux" else [])]
+    command = [compiler(), "-std=c++20", *_PLAIN, "-ffp-contract=off", "-fno-strict-aliasing", "-w", *link, "-I", str(HERE)]
     key = hashlib.sha256("\0".join([program, (HERE / "shim.h").read_text(), *command]).encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / f"dsv41chat-shim-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -32,7 +32,7 @@ class Fake:
 
     def __init__(self):
         text = (HERE / "fake_driver.cpp").read_text()
-        path = str(built(text))
+        path = str(built(text, libraries=True))
         self.driver, self._fake = Driver(path), ctypes.CDLL(path)
 
     def fail(self, call: str, result: int) -> None:
@@ -153,7 +153,7 @@ def test_nodes_of_one_predecessor_start_early(fake, monkeypatch, target, early):
 def test_a_driver_without_early_starts(fake, monkeypatch):
     monkeypatch.setattr(made, "architecture", lambda: "sm_90")
     old = (HERE / "fake_driver.cpp").read_text().replace("cuGraphAddDependencies_v2", "cuGraphAddDependencies")
-    assert fake.driver.starts_early() and not Driver(str(built(old))).starts_early()
+    assert fake.driver.starts_early() and not Driver(str(built(old, libraries=True))).starts_early()
 
 
 @pytest.mark.parametrize("after", [(1,), (2,), (-1,), (0, 5)])
@@ -180,7 +180,7 @@ def test_a_driver_that_does_not_tell_the_number_of_arguments(fake):
     fake.fail("cuFuncGetParamInfo", LAUNCH_FAILED)
     assert fake.driver.parameters(function) is None
     before_12_4 = (HERE / "fake_driver.cpp").read_text().replace("cuFuncGetParamInfo", "absent")
-    assert Driver(str(built(before_12_4))).parameters(function) is None
+    assert Driver(str(built(before_12_4, libraries=True))).parameters(function) is None
 
 
 def test_a_graph_goes_with_its_last_reference_or_when_closed(fake):
@@ -336,7 +336,7 @@ def test_no_driver_and_an_old_one():
     assert "engine.routes" in failed.value.hint
     old = (HERE / "fake_driver.cpp").read_text().replace("cuGraphAddKernelNode_v2", "cuGraphAddKernelNode")
     with pytest.raises(RouteUnavailable, match="no cuGraphAddKernelNode_v2"):
-        Driver(str(built(old)))
+        Driver(str(built(old, libraries=True)))
 
 
 @pytest.fixture
