@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,16 +17,23 @@ from dsv41chat.store import Store
 from dsv41chat.ui.host import EngineHost
 from tests.ui.fakes import Script
 
+_told: list[tuple[Path, SimpleNamespace]] = []
+
 
 @pytest.fixture
-def chats(program):
-    """Two conversations: one with two branches and thinking, one plain."""
-    script = Script("first answer", thinking="hm")
-    one = program("--json", "--seed", "3", "What is an n-gram?", script=script).object
-    program("--json", "-c", "tell me more", script=Script("branch one"))
-    program("--json", "--branch", one["message_id"], "other way", script=Script("branch two", finish="length"))
-    two = program("--json", "--effort", "off", "second chat").object
-    return SimpleNamespace(one=one["conversation"], two=two["conversation"], first=one)
+def chats(program, tmp_path_factory):
+    """Two conversations: one with two branches and thinking, one plain. They are had once, and copied for each test."""
+    if not _told:
+        told = program.at(tmp_path_factory.mktemp("told") / "data")
+        script = Script("first answer", thinking="hm")
+        one = told("--json", "--seed", "3", "What is an n-gram?", script=script).object
+        told("--json", "-c", "tell me more", script=Script("branch one"))
+        told("--json", "--branch", one["message_id"], "other way", script=Script("branch two", finish="length"))
+        two = told("--json", "--effort", "off", "second chat").object
+        _told.append((told.data, SimpleNamespace(one=one["conversation"], two=two["conversation"], first=one)))
+    data, found = _told[0]
+    shutil.copytree(data, program.data)
+    return found
 
 
 # conversations -----------------------------------------------------------------------------------------------------------
