@@ -169,6 +169,12 @@ def facts(db: Database) -> None:
     db.execute("CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL, updated REAL NOT NULL)")
 
 
+@CHAT()
+def messages_by_time(db: Database) -> None:
+    """Search goes through the messages by the time they were written: imported ones arrive after newer ones."""
+    db.execute("CREATE INDEX messages_created ON messages(created, seq, conversation_id)")
+
+
 def check_known(db: Database, migrations: Migrations) -> None:
     """Raise StoreNewer if the database has steps that `migrations` does not know."""
     # Every step is pending on an empty database.

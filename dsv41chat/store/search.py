@@ -1,11 +1,13 @@
 """Full-text search: words through the index, anything else by reading.
 
 The index knows words between spaces and punctuation, so text without them (Chinese, Japanese, Korean) and parts of words can only be
-found by a scan. A scan reads newest first, in slices, and may be cancelled between them. Order is always by recency.
+found by a scan. A scan reads newest first, in slices, and may be cancelled between them. Order is always by the time that a message was
+written, so an imported old one comes after newer ones; of one time, the later to arrive comes first.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable
@@ -17,6 +19,8 @@ PAGE = 30
 PREFIX_LENGTH = 3  # a shorter beginning of a word would match nearly everything
 SLICE_ROWS = 2000
 EXCERPT_CHARS = 120
+
+Place = tuple[float, int]  # created and seq of a message: where a page ended
 
 _LAST_RUN = re.compile(r"[^\W_]*\Z")
 _CJK = re.compile(
@@ -48,7 +52,7 @@ class SearchPage:
     """
 
     hits: tuple[SearchHit, ...]
-    next: int | None
+    next: Place | None
     scanned: bool
     cancelled: bool = False
 
@@ -102,7 +106,7 @@ class Search(Part):
         query: str,
         *,
         limit: int = PAGE,
-        before: int | None = None,
+        before: Place | None = None,
         conversation_id: str | None = None,
         cancel: Callable[[], bool] = lambda: False,
         on_scan: Callable[[], None] = lambda: None,
@@ -130,14 +134,14 @@ class Search(Part):
             rows = self._rows(
                 """
                 SELECT m.conversation_id AS id FROM messages_fts f JOIN messages m ON m.seq = f.rowid
-                WHERE messages_fts MATCH ? GROUP BY 1 ORDER BY max(m.seq) DESC
+                WHERE messages_fts MATCH ? GROUP BY 1 ORDER BY max(m.created) DESC, max(m.seq) DESC
                 """,
                 [match],
             )
             if rows:
                 return [row["id"] for row in rows]
         found: dict[str, None] = {}
-        before: int | None = None
+        before: Place | None = None
         while True:
             page = self._scan(query, SLICE_ROWS, before, None, cancel, deleted_too=True)
             found |= dict.fromkeys(hit.conversation_id for hit in page.hits)
@@ -145,56 +149,64 @@ class Search(Part):
             if before is None or page.cancelled:
                 return list(found)
 
-    def _indexed(self, match: str, query: str, limit: int, before: int | None, conversation_id: str | None) -> SearchPage:
+    def _indexed(self, match: str, query: str, limit: int, before: Place | None, conversation_id: str | None) -> SearchPage:
+        time, seq = before or _LAST
+        # The plus signs keep SQLite on the index by time, which ends at the limit: a row per match would be read for its time otherwise.
         rows = self._rows(
             """
-            SELECT m.seq, m.id, m.conversation_id, m.role, m.text, m.created, c.title
-            FROM messages_fts f JOIN messages m ON m.seq = f.rowid JOIN conversations c ON c.id = m.conversation_id
-            WHERE messages_fts MATCH :match AND f.rowid < :before AND c.deleted IS NULL AND (:only IS NULL OR m.conversation_id = :only)
-            ORDER BY f.rowid DESC LIMIT :limit
+            SELECT m.seq, m.id, m.conversation_id, m.role, m.text, m.created, c.title FROM (
+              SELECT seq FROM messages JOIN conversations ON conversations.id = +conversation_id
+              WHERE (messages.created, seq) < (:time, :seq) AND +seq IN (SELECT rowid FROM messages_fts WHERE messages_fts MATCH :match)
+                AND deleted IS NULL AND (:only IS NULL OR +conversation_id = :only)
+              ORDER BY messages.created DESC, seq DESC LIMIT :limit
+            ) JOIN messages m USING (seq) JOIN conversations c ON c.id = m.conversation_id ORDER BY m.created DESC, m.seq DESC
             """,
-            {"match": match, "before": _LAST if before is None else before, "only": conversation_id, "limit": limit + 1},
+            {"match": match, "time": time, "seq": seq, "only": conversation_id, "limit": limit + 1},
         )
         words = _words(query)
         hits = tuple(_hit(row, words) for row in rows[:limit])
-        return SearchPage(hits, hits[-1].seq if len(rows) > limit else None, False)
+        return SearchPage(hits, _place(hits[-1]) if len(rows) > limit else None, False)
 
     def _scan(
         self,
         query: str,
         limit: int,
-        before: int | None,
+        before: Place | None,
         conversation_id: str | None,
         cancel: Callable[[], bool],
         deleted_too: bool = False,
     ) -> SearchPage:
         words = _words(query)
         hits: list[SearchHit] = []
-        place = _LAST if before is None else before
+        place = before or _LAST
         while not cancel():
             rows = self._rows(
                 """
                 SELECT m.seq, m.id, m.conversation_id, m.role, m.text, m.created, c.title
                 FROM messages m JOIN conversations c ON c.id = m.conversation_id
-                WHERE m.seq < :before AND m.state <> 'running' AND (:deleted OR c.deleted IS NULL)
+                WHERE (m.created, m.seq) < (:time, :seq) AND m.state <> 'running' AND (:deleted OR c.deleted IS NULL)
                   AND (:only IS NULL OR m.conversation_id = :only)
-                ORDER BY m.seq DESC LIMIT :limit
+                ORDER BY m.created DESC, m.seq DESC LIMIT :limit
                 """,
-                {"before": place, "only": conversation_id, "deleted": deleted_too, "limit": SLICE_ROWS},
+                {"time": place[0], "seq": place[1], "only": conversation_id, "deleted": deleted_too, "limit": SLICE_ROWS},
             )
             for row in rows:
-                place = row["seq"]
+                place = row["created"], row["seq"]
                 plain = folded(row["text"])
                 if all(word in plain for word in words):
                     if len(hits) == limit:
-                        return SearchPage(tuple(hits), hits[-1].seq, True)
+                        return SearchPage(tuple(hits), _place(hits[-1]), True)
                     hits.append(_hit(row, words))
             if len(rows) < SLICE_ROWS:
                 return SearchPage(tuple(hits), None, True)
         return SearchPage(tuple(hits), place, True, cancelled=True)
 
 
-_LAST = 2**63 - 1
+_LAST: Place = (math.inf, 2**63 - 1)
+
+
+def _place(hit: SearchHit) -> Place:
+    return hit.created, hit.seq
 
 
 def _words(query: str) -> list[str]:

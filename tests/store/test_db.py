@@ -346,7 +346,7 @@ def older_database(data_dir, last_step):
     db.close()
 
 
-@pytest.mark.parametrize("last_step", ["search", "drafts_and_queue", "builds", "locks"])
+@pytest.mark.parametrize("last_step", ["search", "drafts_and_queue", "builds", "locks", "facts"])
 def test_an_older_database_is_brought_up_to_date(data_dir, last_step):
     older_database(data_dir, last_step)
     with Store.open(data_dir) as store:
@@ -386,7 +386,7 @@ def test_a_failed_step_leaves_the_older_database(data_dir, monkeypatch):
 def test_steps_are_append_only():
     """Released steps keep their names and their order: this list only ever grows at its end."""
     names = [step.name for step in migrations.CHAT.pending(Database(memory=True))]
-    assert names[:7] == ["conversations", "messages", "search", "drafts_and_queue", "builds", "locks", "facts"]
+    assert names[:8] == ["conversations", "messages", "search", "drafts_and_queue", "builds", "locks", "facts", "messages_by_time"]
 
 
 # -- use

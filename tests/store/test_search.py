@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -122,7 +123,8 @@ def test_pages(store, say):
             break
     assert sizes == [30, 30, 15] and seen == sorted(seen, reverse=True) and len(set(seen)) == 75
     assert find("common", limit=3) == [74, 73, 72]
-    assert store.search("common", before=min(seen)).hits == () and not store.search("common", before=min(seen)).scanned
+    end = page.hits[-1].created, page.hits[-1].seq
+    assert store.search("common", before=end).hits == () and not store.search("common", before=end).scanned
 
 
 def test_pages_of_a_scan(store, say, monkeypatch):
@@ -134,6 +136,30 @@ def test_pages_of_a_scan(store, say, monkeypatch):
     assert [len(page.hits) for page in (first, second, third)] == [7, 7, 6] and third.next is None
     numbers = [int(hit.excerpt.split()[1]) for page in (first, second, third) for hit in page.hits]
     assert numbers == list(range(57, -1, -3))
+
+
+@pytest.mark.parametrize(("word", "scanned"), [("common", False), ("omm", True)])
+def test_an_imported_message_comes_where_its_time_is(store, clock, monkeypatch, word, scanned):
+    monkeypatch.setattr(rules, "SLICE_ROWS", 3)
+    new = store.new_conversation("new")
+    texts = ["common a", "common b", "common c", "common d"]
+    first = store.add_message(new.id, None, "user", texts[0])
+    stored = [replace(first, id=f"old{n}", text=text, created=first.created - 100 + n) for n, text in enumerate(("common x", "common y"))]
+    for text in texts[1:]:
+        store.add_message(new.id, None, "user", text)
+    clock.pass_seconds(5)
+    old = store.add_tree(stored, title="old")
+    at = store.search(word, limit=2)
+    assert at.scanned is scanned
+    assert [hit.excerpt for hit in at.hits] == ["common d", "common c"], "the imported ones hide no newer one; of one time, the later to arrive"
+    rest, found = at.next, []
+    while rest is not None:
+        page = store.search(word, limit=2, before=rest)
+        found += [hit.excerpt for hit in page.hits]
+        rest = page.next
+    assert found == ["common b", "common a", "common y", "common x"]
+    assert [hit.excerpt for hit in store.search(word, conversation_id=old.id).hits] == ["common y", "common x"]
+    assert store.conversations_with(word) == [new.id, old.id]
 
 
 def test_a_scan_can_be_cancelled_and_gone_on_with(store, say, monkeypatch):

@@ -14,6 +14,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from dsv41chat.store import SearchHit, Store, StoreError
+from dsv41chat.store.search import Place
 from dsv41chat.ui.present import age
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import Page
@@ -40,7 +41,7 @@ class SearchScreen(Spawning, Page[tuple[str, str, str] | None]):
         super().__init__()
         self._store, self._query = store, query
         self._hits: list[SearchHit] = []
-        self._next: int | None = None
+        self._next: Place | None = None
         self._cancel = threading.Event()
 
     def compose(self) -> ComposeResult:
@@ -64,7 +65,7 @@ class SearchScreen(Spawning, Page[tuple[str, str, str] | None]):
         self._cancel = threading.Event()
         self.spawn(self._find(self._query, None, self._cancel), "search")
 
-    async def _find(self, query: str, before: int | None, cancel: threading.Event) -> None:
+    async def _find(self, query: str, before: Place | None, cancel: threading.Event) -> None:
         if before is None:
             await asyncio.sleep(DELAY_S)
             self._hits = []
