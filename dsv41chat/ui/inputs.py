@@ -17,6 +17,11 @@ def fenced(name: str, text: str) -> str:
     return f"File: {name}\n{fence}\n{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{fence}"
 
 
+def line_count(text: str) -> int:
+    """Lines of a text. The newline that ends the last one begins no other."""
+    return text.count("\n") + (not text.endswith("\n") and text != "")
+
+
 def decode(data: bytes, what: str) -> str:
     """UTF-8 text. Raises UsageError with the place of the first byte that is none."""
     try:

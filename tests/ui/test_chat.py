@@ -81,6 +81,22 @@ async def test_big_pastes_become_chips_and_are_sent_whole(tmp_path):
         assert app.store.path_to(chat.leaf_id)[0].text == big + "!"
 
 
+async def test_a_chip_says_the_lines_of_its_own_text(tmp_path):
+    attached = (("a.txt", "alpha\n"), ("empty", ""), ("stdin", "x\ny"))
+    app = make_app(tmp_path, Script(context_limit=100_000), AppStart(attachments=attached))
+    async with app.run_test(size=(100, 24)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        assert chat.composer.text == "[file 1: a.txt, 1 line] [file 2: empty, 0 lines] [file 3: stdin, 2 lines] "
+        for lines, end in ((201, "\n"), (603, "\n"), (603, "")):
+            chat.composer.take("\n".join(["words enough to make a chip of it, in each of the lines"] * lines) + end)
+        assert [mark.split(": ")[1] for mark in list(chat.composer.chips)[3:]] == ["201 lines]", "603 lines]", "603 lines]"]
+        chat.composer.reset(list(chat.composer.chips)[0])
+        await pilot.press("enter")
+        await ended(chat)
+        assert app.store.path_to(chat.leaf_id)[0].text == "File: a.txt\n```\nalpha\n```", "a file of the command line is sent as /read sends it"
+
+
 async def test_stop_keeps_what_was_shown_and_the_next_turn_works(tmp_path):
     script = slow()
     app = make_app(tmp_path, script)

@@ -14,7 +14,6 @@ from dsv41chat.store import StoreError
 from dsv41chat.ui.commands import EFFORTS, NAMES, CommandError, complete, parse, parse_option, read_attachment
 from dsv41chat.ui.present import duration, notice
 from dsv41chat.ui.render.entry import ANSWER
-from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
 from dsv41chat.ui.status import loading_text
 from dsv41chat.ui.units import size
@@ -125,12 +124,10 @@ class SettingsActions:
 
     def attach(self, path: str) -> None:
         """A file as a chip at the cursor. Raises CommandError."""
-        from dsv41chat.ui.inputs import fenced
-
         name, text = read_attachment(path)
         if self.composer.text.startswith("/read"):
             self.composer.reset()
-        self.composer.insert(self.composer.add_chip("file", fenced(name, text), visible_line(name)) + " ")
+        self.composer.insert(self.composer.add_chip("file", text, name) + " ")
 
     def _command_pin(self, rest: str) -> None:
         if self.conversation is None:

@@ -9,9 +9,10 @@ from textual import events
 from textual.widgets import TextArea
 
 from dsv41chat.ui.commands import CommandError, common, complete_path
+from dsv41chat.ui.inputs import fenced, line_count
 from dsv41chat.ui.keymap import COMPOSER, bindings
 from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RemoveQueued
-from dsv41chat.ui.sanitize import sendable
+from dsv41chat.ui.sanitize import sendable, visible_line
 
 BURST_GAP_S = 0.015
 BURST_KEYS = 3
@@ -211,12 +212,12 @@ class Composer(TextArea):
         self.replace(text, *self.selection)
 
     def add_chip(self, kind: str, text: str, name: str = "") -> str:
-        """Stores a text and returns the mark that stands for it."""
+        """Stores a text and returns the mark that stands for it. kind: paste, or file: its text is fenced under its name."""
         self._chip_count += 1
-        lines = text.count("\n") + 1
-        what = f"{name}, " if name else ""
+        lines = line_count(text)
+        what = f"{visible_line(name)}, " if name else ""
         mark = f"[{kind} {self._chip_count}: {what}{lines:,} line{'s' if lines != 1 else ''}]"
-        self.chips[mark] = text
+        self.chips[mark] = fenced(name, text) if kind == "file" else text
         return mark
 
     def expand_chips(self) -> None:
