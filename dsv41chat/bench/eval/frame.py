@@ -33,7 +33,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,6 +231,12 @@ def show(context: Any, receipt: dict[str, Any], text: str) -> None:
         context.json({"arm": receipt["arm"], "build": receipt["build"], "parameters": receipt["parameters"]} | receipt["result"])
     else:
         context.out.write(text if text.endswith("\n") else text + "\n")
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table. The one place where cells are joined: a bar inside a cell is escaped, so that it begins no other."""
+    line = lambda cells: "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return [line(head), line(["---"] * len(head)), *map(line, rows)]
 
 
 def _sweep(mine: Path) -> None:

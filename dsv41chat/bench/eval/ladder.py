@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dsv41chat.bench.eval.frame import Build, Run, builds, command, numeric_options, show
+from dsv41chat.bench.eval.frame import Build, Run, builds, command, markdown_table, numeric_options, show
 from dsv41chat.bench.eval.frame import add_options as add_common
 
 HELP = "per-layer divergence from another format of the same model"
@@ -146,6 +146,6 @@ def markdown(receipt: dict[str, Any]) -> str:
     result = receipt["result"]
     against, text = result["against"], result["text"]
     head = f"Against {against['name']} (`{against['fingerprint'][:12]}`), {text['tokens']:,} tokens of {text['name']}."
-    table = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, ("---",) * len(_HEAD), *(_cells(row) for row in result["rows"]))]
+    table = markdown_table(_HEAD, map(_cells, result["rows"]))
     note = "Forced: each layer gets the reference's streams. Free: the build carries its own. Relative L2 distance and cosine, means over tokens."
     return "\n".join([head, _words(result), "", *table, "", note])

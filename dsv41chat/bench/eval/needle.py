@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsv41chat.bench.eval import frame
-from dsv41chat.bench.eval.frame import Run, builds, command, numeric_options, opened, show
+from dsv41chat.bench.eval.frame import Run, builds, command, markdown_table, numeric_options, opened, show
 from dsv41chat.bench.eval.needles import HAYSTACK, NONE, Item, make, sentences
 from dsv41chat.engine.errors import PackIncomplete
 from dsv41chat.ui.output import UsageError
@@ -238,5 +238,4 @@ def table(receipt: dict[str, Any]) -> str:
 
 def markdown(receipt: dict[str, Any]) -> str:
     rows = _cells(receipt["result"])
-    rows.insert(1, ("---",) * len(rows[0]))
-    return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", f"Seed {receipt['parameters']['seed']}; {_NOTE}"])
+    return "\n".join([*markdown_table(rows[0], rows[1:]), "", f"Seed {receipt['parameters']['seed']}; {_NOTE}"])

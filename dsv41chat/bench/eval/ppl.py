@@ -19,7 +19,7 @@ import numpy as np
 from dsv41chat.bench.eval import frame
 from dsv41chat.bench.eval.bootstrap import Estimate, perplexity, ratio
 from dsv41chat.bench.eval.corpus import Corpus, Cutting, Window, read_corpus
-from dsv41chat.bench.eval.frame import Build, Run, builds, numeric_options, opened, show
+from dsv41chat.bench.eval.frame import Build, Run, builds, markdown_table, numeric_options, opened, show
 from dsv41chat.engine.errors import ContextFull, EngineError
 from dsv41chat.nano import CORPORA, embedded_pack
 from dsv41chat.ui.output import UsageError
@@ -259,6 +259,5 @@ def table(receipt: dict[str, Any]) -> str:
 def markdown(receipt: dict[str, Any]) -> str:
     """Its part of a build's page."""
     first = receipt["result"]["builds"][0]["name"]
-    lines = [f"| build | perplexity [95 %] | by {first} [95 %] |", "|---|---|---|"]
-    lines += [f"| {' | '.join(row)} |" for row in _cells(receipt)]
+    lines = markdown_table(("build", "perplexity [95 %]", f"by {first} [95 %]"), _cells(receipt))
     return "\n".join([*lines, "", f"{_about(receipt)}."])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv41chat.bench.eval import frame
-from dsv41chat.bench.eval.frame import Run, builds, command, numeric_options, opened, show
+from dsv41chat.bench.eval.frame import Run, builds, command, markdown_table, numeric_options, opened, show
 from dsv41chat.engine.errors import PackIncomplete
 from dsv41chat.ui.output import UsageError
 
@@ -118,6 +118,6 @@ def _about(result: dict[str, Any]) -> str:
 
 def markdown(receipt: dict[str, Any]) -> str:
     result = receipt["result"]
-    rows = [("contract", "what", "verdict", "seen"), ("---",) * 4, *_rows(result)]
+    lines = markdown_table(("contract", "what", "verdict", "seen"), _rows(result))
     flips = [f"* {check['contract']}, {check['what']}{_first(check)}" for check in result["checks"] if check["flips"]]
-    return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", _about(result), *flips])
+    return "\n".join([*lines, "", _about(result), *flips])

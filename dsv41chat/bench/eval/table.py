@@ -16,7 +16,7 @@ from typing import Any
 
 from dsv41chat.bench.eval import frame, ppl
 from dsv41chat.bench.eval.bootstrap import Estimate, ratio
-from dsv41chat.bench.eval.frame import Build, Run, builds, numeric_options, show
+from dsv41chat.bench.eval.frame import Build, Run, builds, markdown_table, numeric_options, show
 from dsv41chat.nano import CORPORA
 from dsv41chat.ui.output import UsageError
 
@@ -181,19 +181,20 @@ def markdown(receipt: dict[str, Any]) -> str:
     result = receipt["result"]
     names = list(result["corpora"])
     heads = [part for name in names for part in (f"{name}: perplexity [95 %]", "above the first [95 %]")]
-    lines = [f"| build | MB | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
+    rows = []
     for row in result["rows"]:
         cells = [row["name"], f"{row['bytes'] / 1e6:.1f}"]
         for name in names:
             own = row["corpora"][name]
             pair = own["ratio"]
             cells += [_perplexity(own), "-" if pair is None or pair["ratio"] is None else _ratio(pair)]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"| expected to be no better | than | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+        rows.append(cells)
+    lines = [*markdown_table(("build", "MB", *heads), rows), ""]
+    rows = []
     for variant in VARIANTS:
         pairs = [next(p for p in result["order"] if p["corpus"] == name and p["build"] == variant.name) for name in names]
-        cells = [f"{p['verdict']}, {_ratio(p)}" for p in pairs]
-        lines.append(f"| {variant.name} | {variant.after or result['rows'][0]['name']} | {' | '.join(cells)} |")
+        rows.append([variant.name, variant.after or result["rows"][0]["name"], *(f"{p['verdict']}, {_ratio(p)}" for p in pairs)])
+    lines += markdown_table(("expected to be no better", "than", *names), rows)
     counts = "; ".join(f"{name}: {c['tokens']:,} tokens in {c['windows']:,} windows" for name, c in result["corpora"].items())
     return "\n".join([*lines, "", f"{counts}."]) + "\n"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
+from pathlib import Path
 
 import pytest
 
-from dsv41chat.bench.eval import ARMS, arm
+from dsv41chat.bench.eval import ARMS, arm, ppl, selfcheck
 from dsv41chat.bench.eval.frame import STALE_S, Run, builds, command, numeric_options
 from dsv41chat.bench.eval.report import newest
 from dsv41chat.cli_commands import Context
@@ -145,3 +147,28 @@ def test_every_arm_says_what_it_is(program):
         assert module.HELP and module.EXAMPLE.startswith(name) and callable(module.run)
         options = program("completion", "words", "--", "eval", name, "--").out.split()
         assert "--json" in options and "--output" in options
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a line of a table, as Markdown divides it."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_a_bar_in_a_cell_begins_no_other_cell():
+    check = {
+        "contract": "decode", "what": "a|b", "ok": True, "rows": 96, "max_abs": 0.0, "near_ties": 0, "flipped": 0, "flips": [],
+    }  # fmt: skip
+    result = {"checks": [check], "row_invariant": True, "dtype": "float32", "drafter": "none"}
+    table = [line for line in selfcheck.markdown({"result": result}).splitlines() if line.startswith("|")]
+    assert [len(cells(line)) for line in table] == [4, 4, 4]
+    assert cells(table[2]) == ["decode", "a|b", "ok", "96 rows, max |difference| 0, 0 near-ties"]
+    build = {"name": "one|two", "fingerprint": "f", "ppl": 2.0, "low": 1.9, "high": 2.1}
+    corpus = {"name": "c", "tokens": 1, "windows": 1, "skipped": 0, "too_long": 0}
+    page = ppl.markdown({"result": {"builds": [build], "pairs": [], "corpus": corpus, "notes": []}}).splitlines()
+    assert cells(page[0])[2] == "by one|two [95 %]" and [cells(page[2])[0], len(cells(page[2]))] == ["one|two", 3]
+
+
+@pytest.mark.parametrize("name", [name for name in ARMS if name != "report"])
+def test_no_arm_joins_the_cells_of_a_table_itself(name):
+    source = Path(arm(name).__file__).read_text("utf-8")
+    assert "markdown_table(" in source and not re.search(r""" \| (['"])\.join""", source)
