@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -323,6 +324,8 @@ class _ResultFile:
             os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
             raise UsageError(f"{name} cannot be written: {error.strerror}.") from error
         self._file.close()
         self._file = file
