@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsv41chat.cli_commands import Context
+from dsv41chat.cli_commands import Context, command_parser
+from dsv41chat.cli_options import COMMANDS
 from dsv41chat.engine.errors import PackIncomplete
 from dsv41chat.engine.published import V4_FLASH
 from dsv41chat.settings import KEYS
@@ -319,6 +320,14 @@ def test_help_has_an_example(program, capsys, argv):
     with pytest.raises(SystemExit) as exit:
         program(*argv, "-h")
     assert exit.value.code == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_can_be_copied(command):
+    """argparse fills in option helps, where %% is a percent sign, but not the text below them."""
+    parser, subcommands = command_parser(command)
+    for name, one in {"": parser, **subcommands.choices}.items():
+        assert "%%" not in one.format_help(), f"{command} {name}"
 
 
 def test_version(program):
