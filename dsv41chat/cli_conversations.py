@@ -183,7 +183,7 @@ def _import(context: Any) -> int:
         return 0
     for one, made in stored:
         copy = "" if made.id == one.id else f" (a copy: the id {one.id} was taken)"
-        context.stderr.notice(f"imported {made.id} {made.title!r}, {len(one.messages):,} messages{copy}")
+        context.stderr.notice(f'imported {made.id} "{made.title}", {len(one.messages):,} message{"s" if len(one.messages) != 1 else ""}{copy}')
     return 0
 
 

@@ -446,6 +446,14 @@ def exported(program, ref: str, **changes) -> dict:
     return json.loads(program("conversations", "export", ref, "--json").out) | changes
 
 
+def test_an_import_is_told_in_words(program, tmp_path):
+    program("--json", "It's \\ here", script=Script(load_error=PackIncomplete("no")))
+    file = tmp_path / "all.json"
+    file.write_text(program("conversations", "export", "--all", "--json").out)
+    result = program.at(tmp_path / "elsewhere")("conversations", "import", str(file))
+    assert result.code == 0 and """ "It's \\ here", 1 message\n""" in result.err
+
+
 def test_import_brings_the_whole_tree_back(program, chats, tmp_path, monkeypatch):
     program("conversations", "rename", chats.two, "A title of mine")
     program("-c", "--json", "--system", "Be brief.", "--fork", "again")
@@ -454,7 +462,7 @@ def test_import_brings_the_whole_tree_back(program, chats, tmp_path, monkeypatch
     file.write_text(everything)
     other = program.at(tmp_path / "elsewhere")
     result = other("conversations", "import", str(file))
-    assert (result.code, result.out) == (0, "") and f"imported {chats.one} 'What is an n-gram?', 6 messages\n" in result.err
+    assert (result.code, result.out) == (0, "") and f'imported {chats.one} "What is an n-gram?", 6 messages\n' in result.err
     assert other("conversations", "export", "--all", "--json").out == everything, "the same bytes come out again"
     # It is a conversation like any other: found by its words, gone on with, renamed by its first message.
     assert [row["id"] for row in other("conversations", "list", "--search", "branch one", "--json").object] == [chats.one]
