@@ -304,6 +304,12 @@ def test_config_says_what_is_still_wrong(program, tmp_path):
     assert said.code == 0 and "still wrong" not in said.err and program("conversations", "list", *words).code == 0
 
 
+def test_a_wrong_variable_is_mended_by_another_command(program, monkeypatch):
+    monkeypatch.setenv("DSV41CHAT_CHAT_TEMPERATURE", "x")
+    result = program("config", "show", "--origin")
+    assert result.code == 3 and result.err.endswith("Try: unset DSV41CHAT_CHAT_TEMPERATURE\n")
+
+
 def test_a_broken_file_can_still_be_found(program, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("[chat")
