@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dsv41chat.engine.errors import Cancelled, ContextFull, EngineError
+from dsv41chat.engine.errors import Cancelled, ContextFull, ContextOutOfRange, EngineError
 from dsv41chat.engine.events import Done
 from dsv41chat.store import Locked, NotFound, StoreError
 from dsv41chat.ui.answer_row import AnswerRow
@@ -280,7 +280,7 @@ class _Turn:
     def events(self) -> Iterator[TurnEvent]:
         try:
             if self.request.build_first and self.request.conversation_id is None:
-                self.host.resolve(self.request.build)
+                self._refuse_context(self.host.resolve(self.request.build))
             new = self._place()
             try:
                 ref = self.ref = self.host.resolve(self.request.build, self.conversation)
@@ -317,6 +317,20 @@ class _Turn:
             yield self._failed("internal", f"{type(error).__name__}: {error}", "")
 
     # before the engine -------------------------------------------------------------------------------------------------
+
+    def _refuse_context(self, ref: BuildRef) -> None:
+        """Raise ContextOutOfRange for a context that the build cannot have, before anything is stored."""
+        wanted = self.c.settings.engine.context
+        if wanted == "auto":
+            return
+        try:
+            build = self.host.probe(ref)
+        except EngineError:
+            return  # said where the build is loaded
+        if build.context is not None and wanted > build.context:
+            raise ContextOutOfRange(
+                f"A context of {wanted:,} tokens was asked for; {build.name} holds 1 to {build.context:,}.", hint=f"--context {build.context}"
+            )
 
     def _place(self) -> list[Saved]:
         """Find or make the conversation, commit the user's message. Returns the Saved events of what was written."""
