@@ -172,7 +172,7 @@ def _export(context: Any) -> int:
 def _import(context: Any) -> int:
     """Nothing is overwritten: what is here already comes in as a second copy, and that is said."""
     name = context.args.file
-    text = read_stdin() if name == "-" else read_text(name, name)
+    text = read_stdin(limit=None) if name == "-" else read_text(name, name, limit=None)
     if text is None:
         raise UsageError("import - needs piped input.")
     found = importing.read(text, "standard input" if name == "-" else name)
@@ -183,7 +183,7 @@ def _import(context: Any) -> int:
         return 0
     for one, made in stored:
         copy = "" if made.id == one.id else f" (a copy: the id {one.id} was taken)"
-        context.stderr.notice(f"imported {made.id} {made.title!r}, {len(one.messages):,} messages{copy}")
+        context.stderr.notice(f'imported {made.id} "{made.title}", {len(one.messages):,} message{"s" if len(one.messages) != 1 else ""}{copy}')
     return 0
 
 

@@ -34,7 +34,7 @@ def _tokens(text: str) -> int:
 
 
 def add_command(commands: Any) -> None:
-    epilog = "example: dsv41chat models prune ~/models/V4.1-Flash-4_8 ~/models/V4.1-Flash-4_8-75 --experts 75%% --text my-texts.txt"
+    epilog = "example: dsv41chat models prune ~/models/V4.1-Flash-4_8 ~/models/V4.1-Flash-4_8-75 --experts 75% --text my-texts.txt"
     p = commands.add_parser("prune", help="write a build with fewer experts, the least used of a text left out", epilog=epilog)
     p.add_argument("source", metavar="SRC", help="a name or a folder, in any format")
     p.add_argument("target", metavar="DST", help="a new or empty folder")

@@ -466,7 +466,7 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[s
         try:
             values[key.name] = parse_text(key, environ[name])
         except ValueError as error:
-            raise ConfigError(f"{name} must be {error}, not {environ[name]!r}.", hint="dsv41chat config show --origin") from None
+            raise ConfigError(f"{name} must be {error}, not {environ[name]!r}.", hint=f"unset {name}") from None
     return values, warnings
 
 

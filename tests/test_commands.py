@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsv41chat.cli_commands import Context
+from dsv41chat.cli_commands import Context, command_parser
+from dsv41chat.cli_options import COMMANDS
 from dsv41chat.engine.errors import PackIncomplete
 from dsv41chat.engine.published import V4_FLASH
 from dsv41chat.settings import KEYS
@@ -312,6 +313,12 @@ def test_config_says_what_is_still_wrong(program, tmp_path):
     assert said.code == 0 and "still wrong" not in said.err and program("conversations", "list", *words).code == 0
 
 
+def test_a_wrong_variable_is_mended_by_another_command(program, monkeypatch):
+    monkeypatch.setenv("DSV41CHAT_CHAT_TEMPERATURE", "x")
+    result = program("config", "show", "--origin")
+    assert result.code == 3 and result.err.endswith("Try: unset DSV41CHAT_CHAT_TEMPERATURE\n")
+
+
 def test_a_broken_file_can_still_be_found(program, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("[chat")
@@ -328,6 +335,14 @@ def test_help_has_an_example(program, capsys, argv):
     with pytest.raises(SystemExit) as exit:
         program(*argv, "-h")
     assert exit.value.code == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_can_be_copied(command):
+    """argparse fills in option helps, where %% is a percent sign, but not the text below them."""
+    parser, subcommands = command_parser(command)
+    for name, one in {"": parser, **subcommands.choices}.items():
+        assert "%%" not in one.format_help(), f"{command} {name}"
 
 
 def test_version(program):
@@ -446,6 +461,14 @@ def exported(program, ref: str, **changes) -> dict:
     return json.loads(program("conversations", "export", ref, "--json").out) | changes
 
 
+def test_an_import_is_told_in_words(program, tmp_path):
+    program("--json", "It's \\ here", script=Script(load_error=PackIncomplete("no")))
+    file = tmp_path / "all.json"
+    file.write_text(program("conversations", "export", "--all", "--json").out)
+    result = program.at(tmp_path / "elsewhere")("conversations", "import", str(file))
+    assert result.code == 0 and """ "It's \\ here", 1 message\n""" in result.err
+
+
 def test_import_brings_the_whole_tree_back(program, chats, tmp_path, monkeypatch):
     program("conversations", "rename", chats.two, "A title of mine")
     program("-c", "--json", "--system", "Be brief.", "--fork", "again")
@@ -454,7 +477,7 @@ def test_import_brings_the_whole_tree_back(program, chats, tmp_path, monkeypatch
     file.write_text(everything)
     other = program.at(tmp_path / "elsewhere")
     result = other("conversations", "import", str(file))
-    assert (result.code, result.out) == (0, "") and f"imported {chats.one} 'What is an n-gram?', 6 messages\n" in result.err
+    assert (result.code, result.out) == (0, "") and f'imported {chats.one} "What is an n-gram?", 6 messages\n' in result.err
     assert other("conversations", "export", "--all", "--json").out == everything, "the same bytes come out again"
     # It is a conversation like any other: found by its words, gone on with, renamed by its first message.
     assert [row["id"] for row in other("conversations", "list", "--search", "branch one", "--json").object] == [chats.one]

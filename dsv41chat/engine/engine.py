@@ -19,7 +19,7 @@ from dsv41chat.engine.engram.calibrate import calibrate, wants_calibration
 from dsv41chat.engine.engram.os_layer import PosixLayer
 from dsv41chat.engine.engram.reader import EngramReader
 from dsv41chat.engine.engram.table import EngramSettings
-from dsv41chat.engine.errors import PackDamaged, PackUnsupported
+from dsv41chat.engine.errors import ContextOutOfRange, PackDamaged
 from dsv41chat.engine.events import Loading, Residency
 from dsv41chat.engine.invariance import rows_verdict
 from dsv41chat.engine.pack.build import Pack, build_drafter, build_trunk, open_pack, stays_packed
@@ -186,7 +186,7 @@ def open_engine(
     pack = open_pack(folder)
     limit = pack.config.max_position_embeddings
     if context is not None and not 0 < context <= limit:
-        raise PackUnsupported(f"a context of {context:,} tokens was asked for; this build holds 1 to {limit:,}", f"--context {limit}")
+        raise ContextOutOfRange(f"a context of {context:,} tokens was asked for; this build holds 1 to {limit:,}", f"--context {limit}")
     resident = engram is not None and engram.mode == "resident"
     plan = plan_memory(pack, dtype=getattr(mx, dtype) if dtype else None, tables_resident=resident, routes=routes)
     admission = admit(plan, machine or read_machine(), limit, context, margin)

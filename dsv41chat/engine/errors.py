@@ -5,6 +5,7 @@
         PackMissing           no such folder or no config.json
         PackIncomplete        a shard, a tensor or the tokenizer is absent
         PackUnsupported       a layout, a format or a value that this engine does not run
+          ContextOutOfRange   a context was asked for that the pack does not have
         PackDamaged           bytes that contradict their header or their config
       DoesNotFit              admission refused before any weight was read
       ContextFull             the prompt is longer than the admitted context
@@ -44,6 +45,10 @@ class PackIncomplete(PackError):
 
 class PackUnsupported(PackError):
     code = "build_unsupported"
+
+
+class ContextOutOfRange(PackUnsupported):
+    code = "usage"
 
 
 class PackDamaged(PackError):

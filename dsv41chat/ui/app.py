@@ -313,11 +313,16 @@ class ChatApp(App[int]):
         return used + (device[0] if device is not None and engine.device != "cpu" else 0), total
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a text for the build that answers next. Not on the event loop. Raises EngineError."""
+        """Tokens of a text for the build that answers next, of a long one to about one in a thousand. Not on the event loop.
+
+        In pieces, so that the screen is drawn meanwhile. Raises EngineError; Cancelled when the program leaves.
+        """
+        from dsv41chat.engine.chat.tokenizer import count_text
+
         if self._tokenizer is None:
             engine = self.host.engine
             self._tokenizer = engine.tokenizer if engine is not None else self.host.load_tokenizer(self.host.resolve(self.build))
-        return len(self._tokenizer.encode_text(text))
+        return count_text(self._tokenizer, text, stopped=lambda: not self.is_running)
 
     def toggle_mouse(self) -> bool:
         """Gives the mouse to the terminal, or takes it back. Returns whether it is the program's now."""

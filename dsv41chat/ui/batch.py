@@ -10,11 +10,12 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsv41chat.engine.errors import EngineError
+from dsv41chat.engine.errors import ContextFull, EngineError
 from dsv41chat.settings import KEYS, TURN_KEYS, coerce, near
 from dsv41chat.store import StoreError
 from dsv41chat.ui.inputs import decode, read_stdin, read_text
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dsv41chat.ui.turn import TurnController
 
 FAILED_ITEMS = 9
+MAX_BATCH_BYTES = 256 << 20  # of all items: they are in memory at once
 _FIELDS = ("id", "prompt", "messages", "system", "params", "conversation")
 _SESSION = "batch"
 _PARAMS = (
@@ -67,13 +69,11 @@ class Plan:
 
 
 def read_items(path: str, *, use_stdin: bool = True) -> list[Item]:
-    """The items of a file, or of standard input for "-". Raises UsageError: unreadable, empty, a repeated id."""
-    if path == "-":
-        text = read_stdin() if use_stdin else None
-        if text is None:
-            raise UsageError("--batch - needs piped input.")
-    else:
-        text = read_text(path, path)
+    """The items of a file, or of standard input for "-". Raises UsageError: unreadable, too large, empty, a repeated id."""
+    try:
+        text = _read(path, use_stdin)
+    except ContextFull:
+        raise UsageError(f"{path} has more than {MAX_BATCH_BYTES:,} bytes.", hint="several batches, one after the other") from None
     numbered = [(number, _item(line, number)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not numbered:
         raise UsageError(f"{path}: there are no items.", hint=ITEM_FIELDS)
@@ -84,6 +84,15 @@ def read_items(path: str, *, use_stdin: bool = True) -> list[Item]:
             raise UsageError(f"{path}: the id {item.id!r} is there twice, {where}.", hint="one id per line, or none")
         seen[item.id] = number
     return [item for _, item in numbered]
+
+
+def _read(path: str, use_stdin: bool) -> str:
+    if path != "-":
+        return read_text(path, path, limit=MAX_BATCH_BYTES)
+    text = read_stdin(limit=MAX_BATCH_BYTES) if use_stdin else None
+    if text is None:
+        raise UsageError("--batch - needs piped input.")
+    return text
 
 
 def _item(line: str, number: int) -> Item:
@@ -315,6 +324,8 @@ class _ResultFile:
             os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
             raise UsageError(f"{name} cannot be written: {error.strerror}.") from error
         self._file.close()
         self._file = file

@@ -144,15 +144,21 @@ def common(lines: list[str]) -> str:
 
 def read_attachment(argument: str) -> tuple[str, str]:
     """(name, text) of a file for the message. Raises CommandError with the reason."""
+    from dsv41chat.ui.inputs import read_bytes
+
     try:
         words = shlex.split(argument)
     except ValueError:
         words = [argument]
     path = Path(words[0] if len(words) == 1 else argument).expanduser()
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise CommandError(f"{path} is larger than 16 MiB.")
-        data = path.read_bytes()
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # Opening a pipe may wait for ever, and a device may have no end.
+            raise CommandError(f"{path} is not a file.")
+        with path.open("rb") as file:
+            data = read_bytes(file, MAX_FILE_BYTES)
+        if data is None:
+            raise CommandError(f"{path} is larger than 16 MiB ({MAX_FILE_BYTES:,} bytes).")
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
     if b"\0" in data:

@@ -197,11 +197,11 @@ class _Runner:
 
     def fail(self, failed: Failed) -> int:
         code = failed.exit_code
-        if self.interrupts.code is not None:
+        if self.interrupts.code is not None and failed.code in ("interrupted", "timeout"):
+            # Only what a signal or the time limit ended has their exit code: another failure was there before they were seen.
             code = self.interrupts.code
-            if failed.code == "interrupted":  # abandoned by a second signal or after the time limit
-                name, message = self.interrupts.error
-                failed = Failed(name, message, failed.hint, failed.conversation_id, failed.partial)
+            name, message = self.interrupts.error
+            failed = Failed(name, message, failed.hint, failed.conversation_id, failed.partial)
         if failed.conversation_id is not None and self.controller.saving:
             if self.job.conversation_id is None and self.answered == 0 and failed.partial is None:
                 kept = f"your message is kept unanswered in the new conversation {failed.conversation_id}; "
@@ -220,7 +220,7 @@ class _Runner:
         request = TurnRequest(
             self.job.conversation_id, text=self.job.prompts[0], parent_id=self.job.parent_id, system=self.job.system, build=self.job.build
         )
-        estimate = self.controller.estimate(request)
+        estimate = self.controller.estimate(request, lambda: self.interrupts.code is not None)
         code = 0
         if estimate["prompt_tokens"] >= estimate["context_limit"]:
             # What the real run would end with.

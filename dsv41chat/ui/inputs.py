@@ -6,8 +6,14 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
+from dsv41chat.engine.errors import ContextFull
 from dsv41chat.ui.output import UsageError
+
+# Bytes of one prompt text. A context of a million tokens would need 64 bytes per token to hold more; real text has about four.
+MAX_TEXT_BYTES = 64 << 20
+_READ_BYTES = 1 << 20
 
 
 def fenced(name: str, text: str) -> str:
@@ -31,22 +37,50 @@ def decode(data: bytes, what: str) -> str:
         raise UsageError(f"{what} is not valid UTF-8 ({where}).", hint="convert it with iconv -t UTF-8") from None
 
 
-def read_text(path: str, what: str) -> str:
-    """The text of a file. Raises UsageError."""
+def read_bytes(file: BinaryIO, limit: int | None) -> bytes | None:
+    """What is left of a file, or None when that is more than `limit` bytes; of a file without an end too, no more than that is read.
+
+    Read in pieces, so that a signal is heard between them. limit None: everything.
+    """
+    pieces, left = [], limit
+    while piece := file.read(_READ_BYTES if left is None else min(_READ_BYTES, left + 1)):
+        pieces.append(piece)
+        if left is not None:
+            left -= len(piece)
+            if left < 0:
+                return None
+    return b"".join(pieces)
+
+
+def _too_large(what: str, limit: int) -> ContextFull:
+    return ContextFull(f"{what} does not fit into a context: it has more than {limit:,} bytes, and no more are read.", hint="a shorter text")
+
+
+def read_text(path: str, what: str, *, limit: int | None = MAX_TEXT_BYTES) -> str:
+    """The text of a file. limit: bytes, None for any size. Raises UsageError, and ContextFull for more than `limit`."""
     try:
-        return decode(Path(path).expanduser().read_bytes(), what)
+        with open(Path(path).expanduser(), "rb") as file:
+            data = read_bytes(file, limit)
+        if data is None:
+            raise _too_large(what, limit)
+        return decode(data, what)
     except OSError as error:
         raise UsageError(f"{what} cannot be read: {error.strerror}.") from error
 
 
-def read_stdin() -> str | None:
-    """Everything piped in, decoded, without its final newline; None if standard input is closed or a terminal."""
+def read_stdin(*, limit: int | None = MAX_TEXT_BYTES) -> str | None:
+    """Everything piped in, decoded, without its final newline; None if standard input is closed or a terminal.
+
+    limit: bytes, None for any size. Raises UsageError, and ContextFull for more than `limit`.
+    """
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return None
     try:
-        data = sys.stdin.buffer.read()
+        data = read_bytes(sys.stdin.buffer, limit)
     except OSError as error:
         raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
+    if data is None:
+        raise _too_large("Standard input", limit)
     text = decode(data, "Standard input")
     return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
@@ -54,7 +88,8 @@ def read_stdin() -> str | None:
 def user_messages(prompts: Sequence[str], files: Sequence[str], stdin: str | None) -> list[str]:
     """The messages of the turns to run, in order. Files and piped input belong to the first.
 
-    files: paths, "-" is the piped input. Raises UsageError for text that is not Unicode and for an empty message.
+    files: paths, "-" is the piped input. Raises UsageError for text that is not Unicode and for an empty message, ContextFull for a
+    file that no context holds.
     """
     parts = []
     for path in files:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
@@ -71,6 +72,7 @@ class Out:
         self.interrupts = interrupts
         self._given_up = False
         self._temporary: str | None = None
+        self._failure = "Standard output is closed."  # why there is no file to write to
         self._file: BinaryIO | None = None
         if path is None:
             # A closed descriptor 1 gives None. Before anything is computed `require_stdout` refuses it.
@@ -98,7 +100,7 @@ class Out:
     def write(self, text: str) -> None:
         """Write and flush."""
         if self._file is None:
-            raise OutputFailed("Standard output is closed.")
+            raise OutputFailed(self._failure)
         if self._given_up:
             raise ReaderGone
         try:
@@ -111,7 +113,11 @@ class Out:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ReaderGone from error
         except OSError as error:
-            raise OutputFailed(f"{self.path or 'Standard output'} cannot be written: {error.strerror}.") from error
+            self._discard()
+            failure = f"{self.path or 'Standard output'} cannot be written: {error.strerror}."
+            if self._file is None:
+                self._failure = failure  # whoever goes on writing is told the same
+            raise OutputFailed(failure) from error
         finally:
             if self.interrupts is not None:
                 self.interrupts.writing = False
@@ -130,24 +136,36 @@ class Out:
                 select.select([], [self._file], [])
 
     def close(self, keep: bool) -> None:
-        """Finish: a file gets its name, or vanishes unless `keep`."""
+        """Finish: a file gets its name, or vanishes unless `keep`. After a failed write there is nothing left to do, and nothing to say."""
         if self._temporary is None or self._file is None:
             return
-        temporary, self._temporary = self._temporary, None
+        if not keep:
+            self._discard()
+            return
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            if keep:
-                # mkstemp made it private; an ordinary new file follows the user's mask.
-                mask = os.umask(0)
-                os.umask(mask)
-                os.chmod(temporary, 0o666 & ~mask)
-                os.replace(temporary, self.path)
-            else:
-                os.unlink(temporary)
+            # mkstemp made it private; an ordinary new file follows the user's mask.
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(self._temporary, 0o666 & ~mask)
+            os.replace(self._temporary, self.path)
+            self._temporary = None
         except OSError as error:
+            self._discard()
             raise OutputFailed(f"{self.path} cannot be written: {error.strerror}.") from error
+
+    def _discard(self) -> None:
+        """Leave nothing of a file that is not to get its name."""
+        if self._temporary is None:
+            return
+        temporary, self._temporary = self._temporary, None
+        file, self._file = self._file, None
+        with suppress(OSError):
+            file.close()  # it writes what it still holds, for which a full disk has no room
+        with suppress(OSError):
+            os.unlink(temporary)
 
 
 class Stderr:

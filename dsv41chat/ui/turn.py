@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dsv41chat.engine.errors import Cancelled, ContextFull, EngineError
+from dsv41chat.engine.errors import Cancelled, ContextFull, ContextOutOfRange, EngineError
 from dsv41chat.engine.events import Done
 from dsv41chat.store import Locked, NotFound, StoreError
 from dsv41chat.ui.answer_row import AnswerRow
@@ -45,6 +45,7 @@ from dsv41chat.ui.turn_events import (
 )
 
 if TYPE_CHECKING:
+    from dsv41chat.engine.chat.encode import EncodedPrompt, Message
     from dsv41chat.settings import Settings
     from dsv41chat.store import Store
     from dsv41chat.ui.host import EngineHost
@@ -52,12 +53,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 END_THINK = "</think>"
+LONG_TEXT = 1 << 18  # characters that are encoded in a fraction of a second; a longer text is first counted in pieces
 
 
 class Unusable(EngineError):
     """An option that the chosen build cannot do."""
 
     code = "usage"
+
+
+class TextTooLong(ContextFull):
+    """A text that is refused before it is encoded whole. tokens: what it has at least."""
+
+    def __init__(self, message: str, hint: str, tokens: int):
+        super().__init__(message, hint=hint)
+        self.tokens = tokens
 
 
 class TurnBusy(RuntimeError):
@@ -145,10 +155,11 @@ class TurnController:
             self._stream = self.host.load(view, lambda: self._cancelled)
             yield from self._stream
 
-    def estimate(self, request: TurnRequest) -> dict[str, int]:
+    def estimate(self, request: TurnRequest, stopped: Callable[[], bool] = lambda: False) -> dict[str, int]:
         """prompt_tokens, cached_tokens, prefill_tokens and context_limit of a turn, without running or storing anything.
 
-        The build is loaded if it is not. Raises EngineError and StoreError.
+        The build is loaded if it is not. Raises EngineError (ContextFull for a text far beyond the context, which is not read to its end;
+        Cancelled when `stopped` says so before it is) and StoreError.
         """
         conversation = self.store.conversation(request.conversation_id) if request.conversation_id else None
         ref = self.host.resolve(request.build, conversation)
@@ -159,12 +170,33 @@ class TurnController:
         parent_id = (conversation.leaf_id if conversation is not None else None) if request.parent_id == LEAF else request.parent_id
         path = self.store.path_to(parent_id) if parent_id else []
         options = replace(self.options(conversation, self.host.view), **request.overrides)
-        prompt = self.host.encode(chat_messages(system, path, self.host.tokenizer().sha256, last=request.text), options)
+        prompt = self.encode(chat_messages(system, path, self.host.tokenizer().sha256, last=request.text), options, stopped)
         cached = max(self.host.cached(conversation.id, prompt) if conversation is not None else 0, self.host.states.peek(prompt.ids))
         return {
             "prompt_tokens": len(prompt.ids), "cached_tokens": cached, "prefill_tokens": len(prompt.ids) - cached,
             "context_limit": self.host.engine.context_limit,
         }  # fmt: skip
+
+    def encode(self, messages: Sequence[Message], options: TurnOptions, stopped: Callable[[], bool]) -> EncodedPrompt:
+        """The ids of a prompt. A text that is certainly too long for the context is refused after as much of it as the context holds.
+
+        Raises TextTooLong, and Cancelled when `stopped` says so before a long text is counted.
+        """
+        from dsv41chat.engine.chat.tokenizer import count_text
+
+        limit, build = self.host.engine.context_limit, self.host.view
+        for message in messages:
+            if len(message.content) <= LONG_TEXT or message.content_ids is not None:
+                continue
+            tokens = count_text(self.host.tokenizer(), message.content, limit, stopped)
+            if tokens > limit:
+                size = f"{len(message.content.encode('utf-8', 'replace')):,} bytes"
+                larger = "--context with a larger number, " if limit < (build.context or 0) else ""
+                raise TextTooLong(
+                    f"A text of {size} does not fit: it has more than {limit:,} tokens, and the context of {build.name} holds {limit:,}.",
+                    f"{larger}a shorter text", tokens,
+                )  # fmt: skip
+        return self.host.encode(messages, options)
 
     def run(self, request: TurnRequest, stopped: Callable[[], bool] = lambda: False) -> Iterator[TurnEvent]:
         """Run one turn; see turn_events for the order of events. Never raises for what a user can cause: it yields Failed.
@@ -248,7 +280,7 @@ class _Turn:
     def events(self) -> Iterator[TurnEvent]:
         try:
             if self.request.build_first and self.request.conversation_id is None:
-                self.host.resolve(self.request.build)
+                self._refuse_context(self.host.resolve(self.request.build))
             new = self._place()
             try:
                 ref = self.ref = self.host.resolve(self.request.build, self.conversation)
@@ -271,6 +303,9 @@ class _Turn:
             yield self._failed("interrupted", "The turn was stopped before the engine answered.", "", state="interrupted")
         except Cancelled:
             yield self._finished_without_engine()
+        except TextTooLong as error:
+            self.prompt_tokens = error.tokens
+            yield self._failed(error.code, str(error), error.hint)
         except EngineError as error:
             yield replace(self._failed(error.code, str(error), error.hint), status=getattr(error, "status", None))
         except StoreError as error:
@@ -282,6 +317,20 @@ class _Turn:
             yield self._failed("internal", f"{type(error).__name__}: {error}", "")
 
     # before the engine -------------------------------------------------------------------------------------------------
+
+    def _refuse_context(self, ref: BuildRef) -> None:
+        """Raise ContextOutOfRange for a context that the build cannot have, before anything is stored."""
+        wanted = self.c.settings.engine.context
+        if wanted == "auto":
+            return
+        try:
+            build = self.host.probe(ref)
+        except EngineError:
+            return  # said where the build is loaded
+        if build.context is not None and wanted > build.context:
+            raise ContextOutOfRange(
+                f"A context of {wanted:,} tokens was asked for; {build.name} holds 1 to {build.context:,}.", hint=f"--context {build.context}"
+            )
 
     def _place(self) -> list[Saved]:
         """Find or make the conversation, commit the user's message. Returns the Saved events of what was written."""
@@ -372,7 +421,7 @@ class _Turn:
         path = list(self.store.path_to((self.kept or self.parent).id))
         system = (self.conversation.settings or {}).get("system")
         messages = chat_messages(system, path, tokenizer.sha256, continued=self.kept is not None)
-        prompt = self.host.encode(messages, options)
+        prompt = self.c.encode(messages, options, self._cancel)
         self.state = self.c.state_turn(self.conversation, path, options)
         self.state_key, self.options, self.prompt_ids = key, options, prompt.ids
         if len(prompt.ids) >= engine.context_limit:

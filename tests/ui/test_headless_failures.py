@@ -62,6 +62,15 @@ def test_context_full_before_any_engine_work(program):
     assert less.code == 7 and less.object["hint"].startswith("--context with a larger number, ")
 
 
+def test_a_context_that_the_build_does_not_have(program):
+    result = program("--json", "--context", "8193", "hi")
+    assert (result.code, result.object["code"], result.object["conversation"]) == (2, "usage", None)
+    assert "8,192" in result.object["message"] and result.object["hint"] == "--context 8192"
+    with Store.open(program.data, readonly=True) as store:
+        assert store.last_conversation() is None
+    assert program("--json", "--context", "8192", "hi").code == 0
+
+
 def test_no_tokenizer(program):
     result = program("--json", "hi", script=Script(tokenizer=None))
     assert (result.code, result.object["code"]) == (4, "build_incomplete")

@@ -309,7 +309,7 @@ class ToolActions:
         from dsv41chat.ui import importing
 
         def work() -> list[tuple[importing.Exported, Conversation]]:
-            return importing.store(importing.read(read_text(name, name), name), self.app.store)
+            return importing.store(importing.read(read_text(name, name, limit=None), name), self.app.store)
 
         try:
             stored = await asyncio.to_thread(work)

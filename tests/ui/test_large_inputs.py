@@ -1,0 +1,198 @@
+"""Texts that no context holds: refused after a bounded reading, and never counted in one go."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import pytest
+
+from dsv41chat.engine.chat import tokenizer as tokens
+from dsv41chat.engine.errors import Cancelled, ContextFull
+from dsv41chat.store import Store
+from dsv41chat.ui import batch, commands, inputs
+from dsv41chat.ui.interrupts import Interrupts
+from tests.ui.fakes import FakeTokenizer, Script
+from tests.ui.program import Program
+from tests.ui.tui import chat_of, make_app, say, shows, until
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    return Program(tmp_path / "data", monkeypatch)
+
+
+class Counting(FakeTokenizer):
+    """Notes how long the texts are that it encodes. each: called before."""
+
+    def __init__(self):
+        super().__init__()
+        self.lengths: list[int] = []
+        self.each = lambda: None
+
+    def encode_text(self, text):
+        self.each()
+        self.lengths.append(len(text))
+        return super().encode_text(text)
+
+
+class Endless(io.RawIOBase):
+    """A device that never ends. given: the bytes it gave."""
+
+    given = 0
+
+    def read(self, size=-1):
+        assert size >= 0, "it was to be read to its end"
+        self.given += size
+        return b"x" * size
+
+
+def test_no_more_than_the_limit_is_read():
+    for size, whole in ((99, True), (100, True), (101, False)):
+        assert (inputs.read_bytes(io.BytesIO(b"x" * size), 100) is not None) is whole
+    endless = Endless()
+    assert inputs.read_bytes(endless, 3 << 20) is None and endless.given == (3 << 20) + 1
+    assert inputs.read_bytes(io.BytesIO(b"x" * 5000), None) == b"x" * 5000
+
+
+@pytest.mark.parametrize("how", ["file", "prompt", "system", "stdin"])
+def test_a_text_beyond_the_limit_is_a_full_context(program, tmp_path, monkeypatch, how):
+    monkeypatch.setattr(inputs.read_text, "__kwdefaults__", {"limit": 1000})
+    monkeypatch.setattr(inputs.read_stdin, "__kwdefaults__", {"limit": 1000})
+    path = tmp_path / "long.txt"
+    path.write_text("x" * 1001)
+    argv = {"file": ("-f", str(path), "hi"), "prompt": ("--prompt-file", str(path)), "system": ("hi", "--system-file", str(path)), "stdin": ()}[how]
+    result = program("--json", *argv, stdin="x" * 1001 if how == "stdin" else None)
+    assert (result.code, result.object["code"], result.object["exit_code"]) == (7, "context_full", 7)
+    assert "1,000 bytes" in result.object["message"] and "does not fit" in result.object["message"]
+    path.write_text("x" * 1000)
+    assert program("--json", *argv, stdin="x" * 1000 if how == "stdin" else None).code == 0
+
+
+def test_a_batch_beyond_its_limit_is_refused(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "MAX_BATCH_BYTES", 1000)
+    path = tmp_path / "items.jsonl"
+    path.write_text(json.dumps({"prompt": "x" * 1000}) + "\n")
+    for argv, stdin in (((str(path),), None), (("-",), path.read_text())):
+        result = program("--headless", "--batch", *argv, stdin=stdin)
+        assert result.code == 2 and "1,000 bytes" in result.err and not result.out
+
+
+def test_a_long_text_is_encoded_only_as_far_as_the_context_reaches(program, tmp_path):
+    tokenizer = Counting()
+    script = Script(context_limit=3 * tokens.PIECE, tokenizer=tokenizer)
+    path = tmp_path / "long.txt"
+    path.write_text("x" * (3 << 20))
+    result = program("--json", "-f", str(path), script=script)
+    assert (result.code, result.object["code"]) == (7, "context_full") and script.prompts == []
+    assert f"{script.context_limit:,}" in result.object["message"] and "does not fit" in result.object["message"]
+    assert max(tokenizer.lengths) <= tokens.PIECE and sum(tokenizer.lengths) <= 5 * tokens.PIECE
+    dry = program("--json", "--dry-run", "-f", str(path), script=script)
+    assert (dry.code, dry.object["code"]) == (7, "context_full")
+    items = tmp_path / "items.jsonl"
+    items.write_text(json.dumps({"prompt": "x" * (3 << 20)}) + "\n" + json.dumps({"prompt": "hi"}) + "\n")
+    lines = program("--headless", "--batch", str(items), script=script)
+    assert lines.code == 9 and [line.get("ok") for line in lines.events] == [False, True]
+    assert lines.events[0]["error"]["code"] == "context_full"
+    assert max(tokenizer.lengths) <= tokens.PIECE
+
+
+def test_a_long_text_that_fits_is_answered(program, tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text("x" * (1 << 19))
+    result = program("--json", "-f", str(path), script=Script(context_limit=1 << 20))
+    assert result.code == 0 and result.object["usage"]["prompt_tokens"] > 1 << 19
+
+
+def test_a_signal_is_heard_between_the_pieces(program, tmp_path, monkeypatch):
+    tokenizer = Counting()
+    made = []
+    enter = Interrupts.__enter__
+    monkeypatch.setattr(Interrupts, "__enter__", lambda self: made.append(self) or enter(self))
+
+    def each():
+        if len(tokenizer.lengths) == 2:
+            made[-1]._stop(143)
+
+    tokenizer.each = each
+    path = tmp_path / "long.txt"
+    path.write_text("x" * (1 << 20))
+    result = program("--json", "-f", str(path), script=Script(context_limit=1 << 22, tokenizer=tokenizer))
+    assert (result.code, result.object["code"], result.object["exit_code"]) == (143, "interrupted", 143)
+    assert len(tokenizer.lengths) == 3
+
+
+@pytest.mark.parametrize("stop", [124, 130, 143])
+def test_a_full_context_keeps_its_exit_code_after_a_signal(program, monkeypatch, stop):
+    """The object names one code and its exit code, whatever came while the prompt was encoded."""
+    tokenizer = Counting()
+    made = []
+    enter = Interrupts.__enter__
+    monkeypatch.setattr(Interrupts, "__enter__", lambda self: made.append(self) or enter(self))
+    tokenizer.each = lambda: made[-1]._stop(stop) if made[-1].code is None else None
+    result = program("--json", "--timeout", "600", "x" * 200, script=Script(context_limit=100, tokenizer=tokenizer))
+    assert (result.code, result.object["exit_code"], result.object["code"]) == (7, 7, "context_full")
+
+
+def test_a_counted_text_stops_when_it_has_enough():
+    tokenizer = Counting()
+    assert tokens.count_text(tokenizer, "x" * 100_000) == 100_000
+    tokenizer.lengths.clear()
+    assert 20_000 < tokens.count_text(tokenizer, "x" * 100_000, 20_000) <= 100_000 and len(tokenizer.lengths) == 2
+    with pytest.raises(Cancelled):
+        tokens.count_text(tokenizer, "x", stopped=lambda: True)
+
+
+@pytest.mark.parametrize("text", ["word " * 20_000, "a" * 50_000, "漢字" * 25_000, " \n" * 25_000, "1234567890" * 5_000])
+def test_pieces_count_about_what_the_whole_has(text):
+    from dsv41chat.nano import embedded_pack
+
+    whole = tokens.ChatTokenizer.from_file(embedded_pack() / "tokenizer.json")
+    exact, pieces = len(whole.encode_text(text)), tokens.count_text(whole, text)
+    assert abs(pieces - exact) <= len(text) // tokens.PIECE, "one a cut at most"
+    assert tokens.count_text(whole, text, exact) == pieces, "what just fits is never refused"
+
+
+def test_an_attached_file_is_read_to_the_limit_at_most(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "MAX_FILE_BYTES", 1000)
+    path = tmp_path / "a.txt"
+    path.write_text("x" * 1001)
+    with pytest.raises(commands.CommandError, match="1,000 bytes"):
+        commands.read_attachment(str(path))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(commands.CommandError, match="is not a file"):
+        commands.read_attachment(str(pipe))
+    with pytest.raises(commands.CommandError, match="cannot be read"):
+        commands.read_attachment(str(tmp_path))
+
+
+def test_nothing_of_a_text_that_was_not_read_is_stored(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs.read_text, "__kwdefaults__", {"limit": 10})
+    path = tmp_path / "long.txt"
+    path.write_text("x" * 11)
+    assert program("--json", "-f", str(path), "hi").code == 7
+    with pytest.raises(ContextFull):
+        inputs.read_text(str(path), "it")
+    if (program.data / "chat.db").exists():
+        with Store.open(program.data, readonly=True) as store:
+            assert store.last_conversation() is None
+
+
+async def test_the_screen_counts_a_large_file_in_pieces(tmp_path):
+    tokenizer = Counting()
+    path = tmp_path / "long.txt"
+    path.write_text("some words\n" * 40_000)
+    app = make_app(tmp_path, Script(tokenizer=tokenizer))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        chat.composer.insert(f"/read {path}")
+        await pilot.press("enter")
+        await until(lambda: "[file 1: long.txt" in chat.composer.text)
+        await until(lambda: chat.status.forecast >= 440_000)
+        assert max(tokenizer.lengths) <= tokens.PIECE
+        await pilot.press("enter")
+        await shows(app, "This message alone has")
+        assert max(tokenizer.lengths) <= tokens.PIECE
