@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -96,8 +97,12 @@ def test_cancel_does_not_wait_for_reads_and_frees_the_buffers(specs, urgent, n):
     disk.gate.set()
     with reader.stage(ids[:, :1]) as after:
         assert_rows(after.rows(0), specs[0], ids[0, :1])
-    reader.close()
+    # The last thread that writes to a buffer gives it back, when it comes to run.
+    deadline = time.monotonic() + 120
+    while reader.staging.in_flight and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert reader.staging.in_flight == 0
+    reader.close()
 
 
 def test_cancelled_read_ahead_is_dropped_from_the_queue(specs):
