@@ -224,6 +224,7 @@ async def test_files_become_chips_and_bad_ones_are_refused(tmp_path):
         chat.composer.reset(f"/read {good}")
         await pilot.press("enter")
         await until(lambda: "[file 1: notes.txt, 1 line]" in chat.composer.text)
+        assert chat.composer.text.endswith("\n\n"), "what is typed next does not stand on the line of the closing fence"
         chat.composer.reset()
         chat.composer.insert(f"see @{tmp_path}/no")
         await pilot.press("tab")

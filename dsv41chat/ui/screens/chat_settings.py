@@ -127,7 +127,8 @@ class SettingsActions:
         name, text = read_attachment(path)
         if self.composer.text.startswith("/read"):
             self.composer.reset()
-        self.composer.insert(self.composer.add_chip("file", text, name) + " ")
+        # A blank line, as between parts of a message elsewhere: what is typed on the line of a closing fence would be inside it.
+        self.composer.insert(self.composer.add_chip("file", text, name) + "\n\n")
 
     def _command_pin(self, rest: str) -> None:
         if self.conversation is None:
