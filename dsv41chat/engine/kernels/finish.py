@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -50,17 +51,25 @@ class Finish:
             raise Declined(f"rows of {channels} channels, {rope} of them rotated")
         if rounding.kind and (lanes & (lanes - 1) or not 1 <= lanes <= 32 or (channels - rounding.spares) % rounding.block):
             raise Declined(f"rounding in blocks of {rounding.block} does not fit rows of {channels} channels")
-        self.backend, self.rope = backend, rope
+        self.backend, self.rope, self.channels, self.width = backend, rope, channels, channels
         self.unused = mx.zeros((8,), mx.float32)
         self.weight = self.unused if weight is None else weight
         self.constants = {"C": channels, "NORM": 0 if eps is None else 2 if weight is None else 1, "EPS": float_bits(eps or 0.0), "RD": rope}
         self.constants |= {"QK": rounding.kind, "QB": rounding.block, "QN": channels - rounding.spares, "DIVIDE": int(rounding.divides)}
-        self.constants["FLOOR"] = float_bits(rounding.floor)
+        self.constants |= {"FLOOR": float_bits(rounding.floor), "XS": channels, "X0": 0}
+
+    def among(self, width: int, begin: int) -> Finish:
+        """The same of the C channels from `begin` on of rows x [n, width]. Raises Declined."""
+        if (width | begin) % 8:
+            raise Declined(f"rows of {self.channels} channels from {begin} of {width} on")
+        made = copy.copy(self)
+        made.width, made.constants = width, {**self.constants, "XS": width, "X0": begin}
+        return made
 
     def __call__(self, x: mx.array, table: tuple[mx.array, mx.array] | None = None) -> mx.array:
         """table: (cos, sin) float32 [n, rope / 2], for a finish that rotates."""
-        rows = x.size // x.shape[-1]
+        rows = x.size // self.width
         cos, sin = (self.unused, self.unused) if table is None else table
         inputs = [x, self.weight, cos, sin]
         constants = {**self.constants, "HEADS": rows // x.shape[0]}
-        return self.backend.run(FINISH_ROWS, inputs, constants, (rows, 1, 1), 32, [(x.shape, mx.bfloat16)])[0]
+        return self.backend.run(FINISH_ROWS, inputs, constants, (rows, 1, 1), 32, [((*x.shape[:-1], self.channels), mx.bfloat16)])[0]

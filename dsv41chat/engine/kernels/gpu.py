@@ -224,6 +224,12 @@ def _enter(backend: Backend, site: Site) -> Callable:
 
 def _latent(backend: Backend, site: Site) -> Callable:
     """Called with whatever computes `wkv`, so that its own route counts."""
+    w, finish = site.owner, _latent_finish(backend, site)
+    return lambda x, table: finish(w.wkv(x), table)
+
+
+def _latent_finish(backend: Backend, site: Site) -> Finish:
+    """What becomes of a latent's product. Raises RouteUnavailable where it is too far from stock."""
     _bfloat16(site)
     w, dims, rounding = site.owner, site.trunk.config.qk_rope_head_dim, _rounding(site)
     finish = Finish(backend, w.head_dim, weight=w.kv_norm, eps=w.eps, rope=dims, rounding=rounding)
@@ -233,7 +239,7 @@ def _latent(backend: Backend, site: Site) -> Callable:
     if _finish_gaps.get(key, 0.0) > _FINISH_LIMIT:
         reason = f"norm, rotation and rounding of latents are {_finish_gaps[key]:.1e} from stock on equal rows"
         raise RouteUnavailable(reason, "engine.routes = stock")
-    return lambda x, table: finish(w.wkv(x), table)
+    return finish
 
 
 def _finish_gap(finish: Finish, w: AttentionWeights, dims: int) -> float:
@@ -262,9 +268,33 @@ def _project(backend: Backend, site: Site) -> Callable:
         return qr, w.wq_b(qr).reshape(x.shape[0], w.heads, w.head_dim), latent(x, table)
 
     try:
-        return _few(Exl3Project(backend, w, site.trunk.config.qk_rope_head_dim, _rounding(site)), project)
+        few = Exl3Project(backend, w, site.trunk.config.qk_rope_head_dim, _rounding(site))
     except Declined:
-        return project
+        few = project
+    if backend.dialect != "cuda":
+        return _few(few, project)
+    try:
+        return _few(few, _projected_together(backend, site))
+    except Declined:
+        return _few(few, project)
+
+
+def _projected_together(backend: Backend, site: Site) -> Callable:
+    """`project` of many rows with one product for what queries and latents begin with. Raises Declined."""
+    w, first = site.owner, bare(site.owner.wq_a)
+    if not isinstance(first, QuantizedLinear):
+        raise Declined("only packed matrices are decoded")
+    product, rank = DecodedProduct(backend, first, bare(w.wkv)), w.q_norm.shape[0]
+    width = rank + w.head_dim
+    narrow = Finish(backend, rank, weight=w.q_norm, eps=w.eps).among(width, 0)
+    latent = _latent_finish(backend, site).among(width, rank)
+
+    def project(x: mx.array, table: Any) -> tuple[mx.array, mx.array, mx.array]:
+        y = product(x)
+        qr = narrow(y)
+        return qr, w.wq_b(qr).reshape(x.shape[0], w.heads, w.head_dim), latent(y, table)
+
+    return project
 
 
 def _output(backend: Backend, site: Site) -> Callable:

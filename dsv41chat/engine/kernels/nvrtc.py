@@ -166,7 +166,7 @@ Wanted = tuple[Kernel, Sequence[mx.Dtype], Sequence[mx.Dtype], Mapping[str, int]
 
 
 def _key(kernel: Kernel, inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype], constants: Mapping[str, int]) -> tuple:
-    return kernel, tuple(constants.items()), *inputs, *outputs
+    return (kernel, *constants.items(), *inputs, *outputs)
 
 
 class NvrtcBackend:
@@ -183,11 +183,12 @@ class NvrtcBackend:
     def run(
         self, kernel: Kernel, inputs: Sequence[mx.array], constants: Mapping[str, int], groups: tuple[int, int, int], threads: int, outputs: Outputs
     ) -> list[mx.array]:
-        wanted = kernel, tuple(a.dtype for a in inputs), tuple(dtype for _, dtype in outputs), constants
-        key = _key(*wanted)
+        # A prompt comes here hundreds of times, and the device waits for it: so no generators, and nothing twice.
+        shapes, dtypes = [shape for shape, _ in outputs], [dtype for _, dtype in outputs]
+        key = (kernel, *constants.items(), *[a.dtype for a in inputs], *dtypes)
         found = self._programs.get(key)
         if found is None:
-            name, text = program(*wanted)
+            name, text = program(kernel, [a.dtype for a in inputs], dtypes, constants)
             if self._waiting is not None:
                 self._waiting[key] = name, text
                 return [mx.zeros(shape, dtype) for shape, dtype in outputs]
@@ -195,9 +196,9 @@ class NvrtcBackend:
         return mx.fast.precompiled_cuda_kernel(
             name=found[0],
             compiled_source=found[1],
-            inputs=list(inputs),
-            output_shapes=[shape for shape, _ in outputs],
-            output_dtypes=[dtype for _, dtype in outputs],
+            inputs=inputs,
+            output_shapes=shapes,
+            output_dtypes=dtypes,
             scalars=[],
             grid=(groups[0] * threads, groups[1], groups[2]),
             threadgroup=(threads, 1, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,9 @@ from dsv41chat.engine.kernels.matrix import Matvec, PairMatvec, Stored, stored
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_matrix import DECODE_MATRIX
 from dsv41chat.engine.kernels.text_tensor import TENSOR_MATVEC, TENSOR_PLAIN
+
+# Of a matrix, that a group of threads decodes.
+_GROUP_VALUES = 8192
 
 
 def _tiling(inputs: int, rows: int, groups: int) -> dict[str, int]:
@@ -113,25 +117,35 @@ def pair_product(
     return PairMatvec(backend, first, second, dtype, table, split)
 
 
-def decoded(backend: Backend, m: Stored) -> mx.array:
-    """A matrix [..., out, in] in bfloat16, each value rounded once."""
-    shape = (*m.arrays[0].shape[:-1], m.inputs)
-    runs = 1
-    for size in shape:
-        runs *= size
-    runs //= 8
-    inputs = [*m.arrays, number(runs)]
-    return backend.run(DECODE_MATRIX, inputs, m.form.constants(), (-(-runs // 1024), 1, 1), 256, [(shape, mx.bfloat16)])[0]
+def decoded(backend: Backend, m: Stored, second: Stored | None = None) -> mx.array:
+    """A matrix [..., out, in] in bfloat16, each value rounded once. second: one whose rows follow; then both are [out, in] of one form, and the first
+    has whole groups of threads."""
+    shape, other = (*m.arrays[0].shape[:-1], m.inputs), m
+    begins = 0
+    if second is not None:
+        begins, other, shape = m.outputs * m.inputs // _GROUP_VALUES, second, (m.outputs + second.outputs, m.inputs)
+    runs = math.prod(shape) // 8
+    inputs, constants = [*m.arrays, *other.arrays, number(runs)], {**m.form.constants(), "SECOND": begins}
+    return backend.run(DECODE_MATRIX, inputs, constants, (-(-runs // (_GROUP_VALUES // 8)), 1, 1), 256, [(shape, mx.bfloat16)])[0]
 
 
 class DecodedProduct:
-    """y = x @ matrix.T for many rows: the matrix is decoded for the call and multiplied as it is. x [n, groups * in] bfloat16."""
+    """y = x @ matrix.T for many rows: the matrix is decoded for the call and multiplied as it is. x [n, groups * in] bfloat16.
 
-    def __init__(self, backend: Backend, module: Any):
-        self.backend, self.matrix = backend, stored(module)
+    second: a matrix for the same rows, whose outputs follow those of the first. One decoding and one product cost the host half of two.
+    """
+
+    def __init__(self, backend: Backend, module: Any, second: Any = None):
+        """Raises Declined."""
+        self.backend, self.matrix, self.second = backend, stored(module), None if second is None else stored(second)
+        if (s := self.second) is not None:
+            m = self.matrix
+            alike = (m.form, m.inputs, m.arrays[0].ndim, s.arrays[0].ndim) == (s.form, s.inputs, 2, 2)
+            if not alike or m.form.mode == 3 or m.outputs * m.inputs % _GROUP_VALUES:
+                raise Declined("two matrices that are decoded together are packed alike, the first one in whole groups of threads")
 
     def __call__(self, x: mx.array) -> mx.array:
-        weight = decoded(self.backend, self.matrix)
+        weight = decoded(self.backend, self.matrix, self.second)
         if weight.ndim == 2:
             return x @ weight.T
         y = mx.swapaxes(x.reshape(x.shape[0], weight.shape[0], -1), 0, 1) @ mx.swapaxes(weight, 1, 2)

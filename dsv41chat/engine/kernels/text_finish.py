@@ -46,7 +46,8 @@ template <int QK, int QB, int DIVIDE, int VEC> FN void round_block(THREAD float*
 }
 """
 
-# x bf16 [N, C], nw fp32 [C], cosv and sinv fp32 [N / HEADS, RD / 2] -> out bf16 [N, C], step by step in fp32, rounded to bf16 after each:
+# x bf16 [N, XS], of which the C channels from X0 on count, nw fp32 [C], cosv and sinv fp32 [N / HEADS, RD / 2] -> out bf16 [N, C], step by step in
+# fp32, rounded to bf16 after each:
 # NORM: 0 none, 1 with the weight, 2 without one. RD: channels at the end to rotate, 0 none.
 # QK: rounding of the first QN channels in blocks of QB: FP8 e4m3 and FP4 e2m1 under a power of two, FP4_E4M3 under an e4m3 number; the
 # block's largest magnitude, at least FLOOR, is divided by the code's limit (DIVIDE) or multiplied by its fp32 inverse.
@@ -65,7 +66,7 @@ FINISH_ROWS = Kernel(
   UNROLL for (int c = 0; c < NC; c++) {
     const u32 ch = c * 32 * VEC + lane * VEC;
     UNROLL for (int i = 0; i < VEC; i++) a[c * VEC + i] = 0.0f;
-    if (ch < C) loadn<VEC, 0>((DEV const u32*)x, row * C + ch, a + c * VEC);
+    if (ch < C) loadn<VEC, 0>((DEV const u32*)x, row * XS + X0 + ch, a + c * VEC);
   }
   if (EARLY) {
     UNROLL for (int c = 0; c < NC; c++) {

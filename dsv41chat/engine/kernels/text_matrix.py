@@ -208,19 +208,25 @@ EXPERTS_DOWN = Kernel(
 
 # A whole matrix [N, K] as bfloat16, each value computed in fp32 and rounded once. A thread has 4 runs of 8 inputs, each 16 bytes of the
 # result; those of neighbouring threads lie side by side, so that a SIMD group writes 512 bytes at once. Groups (ceil(K / 8 * N / 1024)) of
-# 256 threads; `dims` int32 [0] = number of runs.
+# 256 threads; `dims` int32 [0] = number of runs. SECOND: the group that begins another
+# matrix of the same form, whose rows follow; 0: none does.
 DECODE_MATRIX = Kernel(
     "decode_matrix",
-    ("w", "sc", "bi", "dims"),
+    ("w", "sc", "bi", "w2", "sc2", "bi2", "dims"),
     ("out",),
     r"""
   constexpr int EACH = 4;
-  const u32 runs = (u32)dims[0], first = gx * (EACH * 256) + tid;
+  const bool other = SECOND && gx >= SECOND;
+  const u32 first = gx * (EACH * 256) + tid, skip = other ? SECOND * (EACH * 256) : 0, from = first - skip;
+  const u32 runs = (u32)dims[0];
+  DEV const u32* W = (DEV const u32*)(other ? w2 : w);
+  DEV const u16* S = (DEV const u16*)(other ? sc2 : sc);
+  DEV const u16* B = (DEV const u16*)(other ? bi2 : bi);
   u32 a[EACH][2];
   float s[EACH], b[EACH];
   UNROLL for (int j = 0; j < EACH; j++) if (first + j * 256 < runs) {
-    run8<BITS>((DEV const u32*)w + j * 64 * BITS, first, a[j]);
-    scales<MODE, BITS, SF>((DEV const u16*)sc, (DEV const u16*)bi, (u64)(first / (GS / 8)) + j * (2048 / GS), s[j], b[j]);
+    run8<BITS>(W + j * 64 * BITS, from, a[j]);
+    scales<MODE, BITS, SF>(S, B, (u64)(from / (GS / 8)) + j * (2048 / GS), s[j], b[j]);
   }
   UNROLL for (int j = 0; j < EACH; j++) if (first + j * 256 < runs) {
     float d[8];

@@ -58,11 +58,11 @@ _RUNS = (
     + PAIR
     + WARPGROUP
     + r"""
-// 16 neighbouring inputs of a row of weights as they are stored, with their scale and bias.
-template <int MODE, int BITS, int SF> struct codes16 {
-  static constexpr int N = BITS / 2;  // the places below are within it where they are used
-  u32 a[N], s, z;
-  FN void load(const void* w, const void* sc, const void* bi, u32 run, u32 scale) {
+// 16 neighbouring inputs of a row of weights as they are stored, with the scale and bias of RUN steps.
+template <int MODE, int BITS, int SF, int RUN> struct codes16 {
+  static constexpr int N = BITS / 2, SIDES = (RUN + 1) / 2;  // the places below are within these where they are used
+  u32 a[N], s[SIDES], z[SIDES];
+  FN void load(const void* w, u32 run) {
     const u32* p = (const u32*)w + run * N;
     if (BITS % 8 == 0) {
       UNROLL for (int i = 0; i < N; i += 4) {
@@ -75,27 +75,38 @@ template <int MODE, int BITS, int SF> struct codes16 {
     } else {
       UNROLL for (int i = 0; i < N; i++) a[i] = p[i];
     }
-    s = z = 0;
+  }
+  // scale: of the first step.
+  FN void load_sides(const void* sc, const void* bi, u32 scale) {
+    if (RUN == 4) {
+      const uint2 t = *(const uint2*)((const u16*)sc + scale), u = *(const uint2*)((const u16*)bi + scale);
+      s[0] = t.x; s[SIDES - 1] = t.y; z[0] = u.x; z[SIDES - 1] = u.y;
+      return;
+    }
+    s[0] = z[0] = 0;
     if (MODE == 0) {
-      s = SF == 1 ? ((const u32*)sc)[scale] : ((const u16*)sc)[scale];
-      z = SF == 1 ? ((const u32*)bi)[scale] : ((const u16*)bi)[scale];
+      s[0] = SF == 1 ? ((const u32*)sc)[scale] : ((const u16*)sc)[scale];
+      z[0] = SF == 1 ? ((const u32*)bi)[scale] : ((const u16*)bi)[scale];
     } else if (MODE < 3) {
-      s = ((const u8*)sc)[scale];
+      s[0] = ((const u8*)sc)[scale];
     }
   }
-  // Operands of one row: A[0], A[2], .., A[14] hold the 8 pairs of its inputs; the row 8 further down fills the odd places.
-  FN void turn(u32* A) const {
+  // Operands of one row in step `it`: A[0], A[2], .., A[14] hold the 8 pairs of its inputs; the row 8 further down fills the odd places.
+  FN void turn(u32* A, int it) const {
     if (MODE == 3) {
       UNROLL for (int i = 0; i < 8; i++) A[i * 2] = a[i % N];
     } else if (MODE == 0 && BITS == 4 && SF == 0) {
+      // The scale and the bias twice, as pairs are computed.
+      const u32 which = RUN == 4 ? 0x1010u + (u32)(it & 3) * 0x2222u : 0x1010u;
+      const u32 f = __byte_perm(s[0], s[SIDES - 1], which), b = __byte_perm(z[0], z[SIDES - 1], which);
       UNROLL for (int i = 0; i < 4; i++) {
-        A[i * 2] = affine_pair(nib(a[0], 4 * i), s, z);
-        A[8 + i * 2] = affine_pair(nib(a[1 % N], 4 * i), s, z);
+        A[i * 2] = affine_pair(nib(a[0], 4 * i), f, b);
+        A[8 + i * 2] = affine_pair(nib(a[1 % N], 4 * i), f, b);
       }
     } else {
       float f = 1.0f, b = 0.0f;
-      if (MODE == 0) { f = factor(s); b = FMA(-(float)(1u << (BITS & 31)), f, factor(z)); }
-      else f = asf(UMX(s, 1u) << 23) * (MODE == 1 ? 0.5f : 1.0f);
+      if (MODE == 0) { f = factor(s[0]); b = FMA(-(float)(1u << (BITS & 31)), f, factor(z[0])); }
+      else f = asf(UMX(s[0], 1u) << 23) * (MODE == 1 ? 0.5f : 1.0f);
       UNROLL for (int i = 0; i < 8; i++) {
         const int p = i < 4 ? i : i + 4;
         A[i * 2] = pair(FMA((code<MODE, BITS>(a, p)), f, b), FMA((code<MODE, BITS>(a, p + 4)), f, b));
@@ -103,12 +114,12 @@ template <int MODE, int BITS, int SF> struct codes16 {
     }
   }
   static FN float factor(u32 v) { return SF == 1 ? asf(v) : SF == 2 ? h2f(v) : bf2f(v); }
-  // scale * (code pair as 128 + q - 128) + bias, rounded once per value
+  // scale * (code pair as 128 + q - 128) + bias, rounded once per value; both twice
   static FN u32 affine_pair(u32 q, u32 s, u32 z) {
 #ifdef SHIM_CUDA
-    return pack2(FMA(asf(q << 16) - 128.0f, bf2f(s), bf2f(z)), FMA(asf(q & 0xffff0000u) - 128.0f, bf2f(s), bf2f(z)));
+    return pack2(FMA(asf(q << 16) - 128.0f, asf(s << 16), asf(z << 16)), FMA(asf(q & 0xffff0000u) - 128.0f, asf(s << 16), asf(z << 16)));
 #else
-    u32 d; s |= s << 16; z |= z << 16;
+    u32 d;
     // q * 1 - 128: the subtraction itself came to the instruction set a generation later.
     asm("{ .reg .b32 t; fma.rn.bf16x2 t, %1, %2, %3; fma.rn.bf16x2 %0, t, %4, %5; }"
         : "=r"(d) : "r"(q), "r"(0x3F803F80u), "r"(0xC300C300u), "r"(s), "r"(z));
@@ -140,6 +151,9 @@ template <int NT, int M> FN void write_sums(u16* O, const float (*acc)[NT][4], i
 # -> acc[2][NT][4]. Absent rows repeat one that is there.
 _SUMS = r"""
   constexpr int EACH = NT / W;
+  // Scales of several steps come at once where tiles are small: a load costs as much as it touches rows, whatever it takes of each. In the
+  // largest ones the products hide that, and it was slower.
+  constexpr int RUN = MODE == 0 && BITS == 4 && SF == 0 && GS == 64 && K % 256 == 0 && NT <= 8 ? 4 : 1;
   SHM uint4 staged[2][NT * 64];
   const u32 g = lane >> 2, t = lane & 3u;
   float acc[2][NT][4];
@@ -151,10 +165,10 @@ _SUMS = r"""
     X[j] = (const u16*)x + place(i < count ? i : 0) + (tid & 3u) * 16;
     next[j].load(X[j], true);
   }
-  codes16<MODE, BITS, SF> c[2][2];
+  codes16<MODE, BITS, SF, RUN> c[2][2];
   UNROLL for (int h = 0; h < 2; h++) {
-    c[0][h].load(wa, sa, ba, (ra + g + 8 * h) * (K / 16) + t, (ra + g + 8 * h) * (K / GS) + t * 16 / GS);
-    c[1][h].load(wb, sb, bb, (rb + g + 8 * h) * (K / 16) + t, (rb + g + 8 * h) * (K / GS) + t * 16 / GS);
+    c[0][h].load(wa, (ra + g + 8 * h) * (K / 16) + t); c[0][h].load_sides(sa, ba, (ra + g + 8 * h) * (K / GS) + t * 16 / GS);
+    c[1][h].load(wb, (rb + g + 8 * h) * (K / 16) + t); c[1][h].load_sides(sb, bb, (rb + g + 8 * h) * (K / GS) + t * 16 / GS);
   }
   ROLLED for (int it = 0; it < K / 64; it++) {
     uint4* o = staged[it & 1];
@@ -175,13 +189,17 @@ _SUMS = r"""
     }
     if (WG) staged_for_unit();
     u32 A[2][16];
-    UNROLL for (int m = 0; m < 2; m++) { c[m][0].turn(A[m]); c[m][1].turn(A[m] + 1); }
+    UNROLL for (int m = 0; m < 2; m++) { c[m][0].turn(A[m], it); c[m][1].turn(A[m] + 1, it); }
     if (it + 1 < K / 64) {
       const u32 k = (it + 1) * 64 + t * 16;
       UNROLL for (int j = 0; j < EACH; j++) next[j].load(X[j] + (it + 1) * 64, true);
       UNROLL for (int h = 0; h < 2; h++) {
-        c[0][h].load(wa, sa, ba, (ra + g + 8 * h) * (K / 16) + k / 16, (ra + g + 8 * h) * (K / GS) + k / GS);
-        c[1][h].load(wb, sb, bb, (rb + g + 8 * h) * (K / 16) + k / 16, (rb + g + 8 * h) * (K / GS) + k / GS);
+        c[0][h].load(wa, (ra + g + 8 * h) * (K / 16) + k / 16);
+        c[1][h].load(wb, (rb + g + 8 * h) * (K / 16) + k / 16);
+        if (RUN == 1 || (it & 3) == 3) {
+          c[0][h].load_sides(sa, ba, (ra + g + 8 * h) * (K / GS) + k / GS);
+          c[1][h].load_sides(sb, bb, (rb + g + 8 * h) * (K / GS) + k / GS);
+        }
       }
     }
     BARRIER();

@@ -381,12 +381,12 @@ def tensor_experts(mode: str, bits: int, group: int, shared: tuple[str, int, int
     return Case(name, build, stock, inputs, (5e-3,), close=frozenset({0}), only="cuda")
 
 
-def prompt_groups(mode: str, bits: int, group: int) -> Case:
-    d, G, K, N = Draw(27), 3, 192, 64
+def prompt_groups(mode: str, bits: int, group: int, K: int = 192) -> Case:
+    d, G, N = Draw(27), 3, 64
     module = nn.QuantizedGroupedLinear(d.packed((G, N, K), mode, bits, group))
     w = values(module)
     stock = lambda x: mx.concatenate([x.astype(F32)[:, K * g : K * (g + 1)] @ w[g].T for g in range(G)], axis=1)
-    name = f"prompt groups {mode} {bits}"
+    name = f"prompt groups {mode} {bits}{f' of {K}' if K > 256 else ''}"
     return Case(name, lambda b: tiles.GroupsProduct(b, module), stock, (d.rows(ROWS, G * K),), (4e-3,), close=frozenset({0}), only="cuda")
 
 
@@ -416,13 +416,23 @@ def decoded(mode: str, bits: int, group: int) -> Case:
     return Case(f"decoded {mode} {bits} g{group}", build, lambda x: whole, (whole,), (0.0,), frozenset({0}))
 
 
+def decoded_together() -> Case:
+    """Two matrices of four rows, of which the first fills a group of threads."""
+    d = Draw(31)
+    first, second = (nn.QuantizedLinear(d.packed((ROWS // 2, 2048), "affine", 4, 64)) for _ in range(2))
+    whole = mx.concatenate([values(m).astype(BF16) for m in (first, second)])
+    build = lambda b: lambda x: tensor.decoded(b, stored(first), stored(second))
+    return Case("decoded together", build, lambda x: whole, (whole,), (0.0,), frozenset({0}))
+
+
 STOCK_ROUNDING = {
     finish.NO_ROUNDING: lambda x: x, finish.FP8_UE8M0: fakequant.fp8_ue8m0, finish.FP4_UE8M0: fakequant.fp4_ue8m0,
     finish.FP4_SCALED: fakequant.fp4_e4m3, finish.V4_FP4: fakequant.v4_fp4, finish.v4_fp8(64): lambda x: fakequant.v4_fp8(x, 64),
 }  # fmt: skip
 
 
-def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, heads: int = 1) -> Case:
+def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, heads: int = 1, others: tuple[int, int] | None = None) -> Case:
+    """others: how many channels that do not count lie before and behind those of a row."""
     d = Draw(13)
     shape = (ROWS, channels) if heads == 1 else (ROWS, heads, channels)
     weight, eps = (d.positive(channels), 1e-20) if normed else (None, None)
@@ -434,12 +444,20 @@ def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, 
         few = d.whole(-24, 25, *shape).astype(F32) / 4
         x = (mx.concatenate([x[: ROWS // 2].astype(F32), few[ROWS // 2 :]]) * spread).astype(BF16)
 
+    before, behind = others or (0, 0)
+    width = before + channels + behind
+    if others is not None:
+        x = mx.concatenate([d.normal(ROWS, before).astype(BF16), x, d.normal(ROWS, behind).astype(BF16)], axis=1)
+
     def stock(x, table):
+        x = x[..., before : before + channels]
         y = norm.rms(x, weight, eps) if normed else x
         return STOCK_ROUNDING[rounding](rope.rotate(y, table) if dims else y)
 
-    build = lambda b: finish.Finish(b, channels, weight=weight, eps=eps, rope=dims, rounding=rounding)
+    whole = lambda b: finish.Finish(b, channels, weight=weight, eps=eps, rope=dims, rounding=rounding)
+    build = whole if others is None else lambda b: whole(b).among(width, before)
     name = f"finish {heads} x {channels} kind {rounding.kind} g{rounding.block}{' normed' if normed else ''}{' turned' if dims else ''}"
+    name += "" if others is None else f" among {width}"
     # Without a norm nothing is summed and every bit is the stock chain's. With one, a low bit can become a whole step of the rounding.
     return Case(name, build, stock, (x, d.table(ROWS, dims) if dims else None), (5e-3 if normed else 0.0,))
 
@@ -495,6 +513,7 @@ def cases() -> tuple[Case, ...]:
         finished(512, finish.FP8_UE8M0, True, 64),
         finished(512, finish.v4_fp8(64), True, 64),
         finished(1280, finish.NO_ROUNDING, True, 0),
+        finished(128, finish.FP8_UE8M0, True, 64, others=(24, 8)),
         finished(128, finish.FP4_UE8M0, False, 64, heads=4),
         finished(512, finish.FP4_SCALED, False, 64),
         finished(128, finish.V4_FP4, False, 0, heads=3),
@@ -519,6 +538,7 @@ def cases() -> tuple[Case, ...]:
         tensor_experts("affine", 4, 64, plain=True),
         tensor_experts("mxfp4", 4, 32, ("mxfp8", 8, 32)),
         prompt_groups("affine", 4, 64),
+        prompt_groups("affine", 4, 64, 512),
         prompt_groups("mxfp8", 8, 32),
         prompt_rows(640, 40),
         prompt_rows(128, 1056),
@@ -526,6 +546,7 @@ def cases() -> tuple[Case, ...]:
         prompt_rows(192, 32, 0),
         *(decoded(*f) for f in (("affine", 4, 64), ("affine", 2, 64), ("affine", 3, 32), ("affine", 5, 64), ("affine", 6, 128), ("affine", 8, 64))),
         *(decoded(*f) for f in (("mxfp4", 4, 32), ("mxfp8", 8, 32))),
+        decoded_together(),
         *exl3_cases(),
         *step_cases(),
     )
