@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -10,7 +9,7 @@ import mlx.core as mx
 from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend
 from dsv41chat.engine.kernels.routes import Declined
-from dsv41chat.engine.kernels.text_finish import FINISH_ROWS, FP4, FP4_E4M3, FP8, NONE
+from dsv41chat.engine.kernels.text_finish import FINISH_ROWS, FINISH_TWO, FP4, FP4_E4M3, FP8, NONE
 
 
 @dataclass(frozen=True)
@@ -51,25 +50,42 @@ class Finish:
             raise Declined(f"rows of {channels} channels, {rope} of them rotated")
         if rounding.kind and (lanes & (lanes - 1) or not 1 <= lanes <= 32 or (channels - rounding.spares) % rounding.block):
             raise Declined(f"rounding in blocks of {rounding.block} does not fit rows of {channels} channels")
-        self.backend, self.rope, self.channels, self.width = backend, rope, channels, channels
+        self.backend, self.rope, self.channels = backend, rope, channels
         self.unused = mx.zeros((8,), mx.float32)
         self.weight = self.unused if weight is None else weight
         self.constants = {"C": channels, "NORM": 0 if eps is None else 2 if weight is None else 1, "EPS": float_bits(eps or 0.0), "RD": rope}
         self.constants |= {"QK": rounding.kind, "QB": rounding.block, "QN": channels - rounding.spares, "DIVIDE": int(rounding.divides)}
         self.constants |= {"FLOOR": float_bits(rounding.floor), "XS": channels, "X0": 0}
 
-    def among(self, width: int, begin: int) -> Finish:
-        """The same of the C channels from `begin` on of rows x [n, width]. Raises Declined."""
-        if (width | begin) % 8:
-            raise Declined(f"rows of {self.channels} channels from {begin} of {width} on")
-        made = copy.copy(self)
-        made.width, made.constants = width, {**self.constants, "XS": width, "X0": begin}
-        return made
 
     def __call__(self, x: mx.array, table: tuple[mx.array, mx.array] | None = None) -> mx.array:
         """table: (cos, sin) float32 [n, rope / 2], for a finish that rotates."""
-        rows = x.size // self.width
+        rows = x.size // self.channels
         cos, sin = (self.unused, self.unused) if table is None else table
         inputs = [x, self.weight, cos, sin]
         constants = {**self.constants, "HEADS": rows // x.shape[0]}
-        return self.backend.run(FINISH_ROWS, inputs, constants, (rows, 1, 1), 32, [((*x.shape[:-1], self.channels), mx.bfloat16)])[0]
+        return self.backend.run(FINISH_ROWS, inputs, constants, (rows, 1, 1), 32, [(x.shape, mx.bfloat16)])[0]
+
+    def beside(self, after: Finish) -> FinishTwo:
+        """Both, of rows that hold the channels of one behind those of the other. Raises Declined."""
+        return FinishTwo(self, after)
+
+
+class FinishTwo:
+    """x [n, C + C2] bfloat16 -> the finish of the first C channels [n, C], and of the others [n, C2]. One of them may rotate."""
+
+    def __init__(self, first: Finish, second: Finish):
+        """Raises Declined."""
+        self.parts, widths = (first, second), (first.channels, second.channels)
+        if any(w % 8 for w in widths) or (first.rope and second.rope):
+            raise Declined(f"rows of {widths[0]} and {widths[1]} channels, {first.rope} and {second.rope} of them rotated")
+        common = {"XS": sum(widths), "HEADS": 1}
+        self.constants = {**first.constants, **common, "X0": 0}
+        self.constants |= {f"{name}2": value for name, value in {**second.constants, **common, "X0": widths[0]}.items()}
+
+    def __call__(self, x: mx.array, table: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
+        """table: (cos, sin) float32 [n, rope / 2] of the part that rotates."""
+        (a, b), n = self.parts, x.shape[0]
+        outputs = [((n, p.channels), mx.bfloat16) for p in self.parts]
+        first, second = a.backend.run(FINISH_TWO, [x, a.weight, b.weight, *table], self.constants, (n, 2, 1), 32, outputs)
+        return first, second

@@ -51,7 +51,7 @@ from dsv41chat.engine.kernels.recorder import Gathered, Recorder
 from dsv41chat.engine.kernels.replay import KEPT_BYTES
 from dsv41chat.engine.kernels.routes import Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare, input_dtype, sites, values
-from dsv41chat.engine.kernels.tensor import DecodedProduct, TensorPlain, pair_product, product
+from dsv41chat.engine.kernels.tensor import DecodedProduct, DecodedThree, TensorPlain, pair_product, product
 from dsv41chat.engine.kernels.tiles import GroupsProduct, RowsProduct, TileExperts
 from dsv41chat.engine.nn.attention import AttentionWeights
 from dsv41chat.engine.nn.compressor_v4 import CompressorV4
@@ -280,19 +280,16 @@ def _project(backend: Backend, site: Site) -> Callable:
 
 
 def _projected_together(backend: Backend, site: Site) -> Callable:
-    """`project` of many rows with one product for what queries and latents begin with. Raises Declined."""
-    w, first = site.owner, bare(site.owner.wq_a)
-    if not isinstance(first, QuantizedLinear):
-        raise Declined("only packed matrices are decoded")
-    product, rank = DecodedProduct(backend, first, bare(w.wkv)), w.q_norm.shape[0]
-    width = rank + w.head_dim
-    narrow = Finish(backend, rank, weight=w.q_norm, eps=w.eps).among(width, 0)
-    latent = _latent_finish(backend, site).among(width, rank)
+    """`project` of many rows in few calls: its matrices are decoded at once, and what queries and latents begin with is one product. The host builds
+    a prompt while the device waits for it. Raises Declined."""
+    w = site.owner
+    matrices = DecodedThree(backend, (bare(w.wq_a), bare(w.wkv), bare(w.wq_b)))
+    finish = Finish(backend, w.q_norm.shape[0], weight=w.q_norm, eps=w.eps).beside(_latent_finish(backend, site))
 
     def project(x: mx.array, table: Any) -> tuple[mx.array, mx.array, mx.array]:
-        y = product(x)
-        qr = narrow(y)
-        return qr, w.wq_b(qr).reshape(x.shape[0], w.heads, w.head_dim), latent(y, table)
+        narrow, wide = matrices()
+        qr, kv = finish(x @ narrow.T, table)
+        return qr, (qr @ wide.T).reshape(x.shape[0], w.heads, w.head_dim), kv
 
     return project
 

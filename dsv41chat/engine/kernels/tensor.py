@@ -11,11 +11,11 @@ from dsv41chat.engine.kernels.dialect import float_bits
 from dsv41chat.engine.kernels.launch import Backend, number
 from dsv41chat.engine.kernels.matrix import Matvec, PairMatvec, Stored, stored
 from dsv41chat.engine.kernels.routes import Declined
-from dsv41chat.engine.kernels.text_matrix import DECODE_MATRIX
+from dsv41chat.engine.kernels.text_matrix import DECODE_MATRIX, DECODE_THREE
 from dsv41chat.engine.kernels.text_tensor import TENSOR_MATVEC, TENSOR_PLAIN
 
-# Of a matrix, that a group of threads decodes.
-_GROUP_VALUES = 8192
+# Runs of 8 values of a matrix, that a group of threads decodes.
+_GROUP_RUNS = 1024
 
 
 def _tiling(inputs: int, rows: int, groups: int) -> dict[str, int]:
@@ -117,36 +117,48 @@ def pair_product(
     return PairMatvec(backend, first, second, dtype, table, split)
 
 
-def decoded(backend: Backend, m: Stored, second: Stored | None = None) -> mx.array:
-    """A matrix [..., out, in] in bfloat16, each value rounded once. second: one whose rows follow; then both are [out, in] of one form, and the first
-    has whole groups of threads."""
-    shape, other = (*m.arrays[0].shape[:-1], m.inputs), m
-    begins = 0
-    if second is not None:
-        begins, other, shape = m.outputs * m.inputs // _GROUP_VALUES, second, (m.outputs + second.outputs, m.inputs)
+def decoded(backend: Backend, m: Stored) -> mx.array:
+    """A matrix [..., out, in] in bfloat16, each value rounded once."""
+    shape = (*m.arrays[0].shape[:-1], m.inputs)
     runs = math.prod(shape) // 8
-    inputs, constants = [*m.arrays, *other.arrays, number(runs)], {**m.form.constants(), "SECOND": begins}
-    return backend.run(DECODE_MATRIX, inputs, constants, (-(-runs // (_GROUP_VALUES // 8)), 1, 1), 256, [(shape, mx.bfloat16)])[0]
+    inputs, grid = [*m.arrays, number(runs)], (-(-runs // _GROUP_RUNS), 1, 1)
+    return backend.run(DECODE_MATRIX, inputs, m.form.constants(), grid, 256, [(shape, mx.bfloat16)])[0]
 
 
 class DecodedProduct:
-    """y = x @ matrix.T for many rows: the matrix is decoded for the call and multiplied as it is. x [n, groups * in] bfloat16.
+    """y = x @ matrix.T for many rows: the matrix is decoded for the call and multiplied as it is. x [n, groups * in] bfloat16."""
 
-    second: a matrix for the same rows, whose outputs follow those of the first. One decoding and one product cost the host half of two.
-    """
-
-    def __init__(self, backend: Backend, module: Any, second: Any = None):
+    def __init__(self, backend: Backend, module: Any):
         """Raises Declined."""
-        self.backend, self.matrix, self.second = backend, stored(module), None if second is None else stored(second)
-        if (s := self.second) is not None:
-            m = self.matrix
-            alike = (m.form, m.inputs, m.arrays[0].ndim, s.arrays[0].ndim) == (s.form, s.inputs, 2, 2)
-            if not alike or m.form.mode == 3 or m.outputs * m.inputs % _GROUP_VALUES:
-                raise Declined("two matrices that are decoded together are packed alike, the first one in whole groups of threads")
+        self.backend, self.matrix = backend, stored(module)
 
     def __call__(self, x: mx.array) -> mx.array:
-        weight = decoded(self.backend, self.matrix, self.second)
+        weight = decoded(self.backend, self.matrix)
         if weight.ndim == 2:
             return x @ weight.T
         y = mx.swapaxes(x.reshape(x.shape[0], weight.shape[0], -1), 0, 1) @ mx.swapaxes(weight, 1, 2)
         return mx.swapaxes(y, 0, 1).reshape(x.shape[0], -1)
+
+
+class DecodedThree:
+    """-> bfloat16 [out + out2, in] of two packed matrices one below the other, and [out3, in3] of a third one of their form, in one launch."""
+
+    def __init__(self, backend: Backend, modules: tuple[Any, Any, Any]):
+        """Raises Declined."""
+        self.backend, parts = backend, [stored(m) for m in modules]
+        first, second, third = parts
+        alike = len({p.form for p in parts}) == 1 and first.inputs == second.inputs
+        if not alike or first.form.mode > 2 or any(p.arrays[0].ndim != 2 for p in parts):
+            raise Declined("matrices that are decoded together are packed alike")
+        runs = [p.outputs * p.inputs // 8 for p in parts]
+        groups = [-(-r // _GROUP_RUNS) for r in runs]
+        # On the device, where every group of threads reads them.
+        self.dims = mx.concatenate([mx.full((1,), r, mx.int32) for r in runs])
+        self.arrays = [a for p in parts for a in p.arrays]
+        self.constants = {**first.form.constants(), "SECOND": groups[0], "THIRD": groups[0] + groups[1]}
+        self.grid = sum(groups), 1, 1
+        self.outputs = [((first.outputs + second.outputs, first.inputs), mx.bfloat16), ((third.outputs, third.inputs), mx.bfloat16)]
+
+    def __call__(self) -> tuple[mx.array, mx.array]:
+        joined, other = self.backend.run(DECODE_THREE, [*self.arrays, self.dims], self.constants, self.grid, 256, self.outputs)
+        return joined, other

@@ -46,32 +46,37 @@ template <int QK, int QB, int DIVIDE, int VEC> FN void round_block(THREAD float*
 }
 """
 
-# x bf16 [N, XS], of which the C channels from X0 on count, nw fp32 [C], cosv and sinv fp32 [N / HEADS, RD / 2] -> out bf16 [N, C], step by step in
-# fp32, rounded to bf16 after each:
+# Row `row` of x bf16 [N, XS], of which the C channels from X0 on count; nw fp32 [C], cosv and sinv fp32 [N / HEADS, RD / 2] -> the row of
+# out bf16 [N, C], step by step in fp32, rounded to bf16 after each:
 # NORM: 0 none, 1 with the weight, 2 without one. RD: channels at the end to rotate, 0 none.
 # QK: rounding of the first QN channels in blocks of QB: FP8 e4m3 and FP4 e2m1 under a power of two, FP4_E4M3 under an e4m3 number; the
 # block's largest magnitude, at least FLOOR, is divided by the code's limit (DIVIDE) or multiplied by its fp32 inverse.
-# Groups (N) of 32 threads. Lanes own VEC neighbouring channels, several times; blocks are powers of two of at least VEC channels.
-FINISH_ROWS = Kernel(
-    "finish_rows",
-    ("x", "nw", "cosv", "sinv"),
-    ("out",),
-    r"""
+# Lanes own VEC neighbouring channels, several times; blocks are powers of two of at least VEC channels.
+_ROW = (
+    ROUND
+    + r"""
+template <int N> FN void put(DEV u32* p, THREAD const u32* w) {
+  if (N == 4) { uint4 t; t.x = w[0]; t.y = w[1 % N]; t.z = w[2 % N]; t.w = w[3 % N]; *(DEV uint4*)p = t; }
+  else if (N == 2) { uint2 t; t.x = w[0]; t.y = w[1 % N]; *(DEV uint2*)p = t; }
+  else p[0] = w[0];
+}
+template <int C, int XS, int X0, int HEADS, int NORM, int EPS, int RD, int QK, int QB, int QN, int DIVIDE, int FLOOR> FN void finish_row(
+  DEV const u32* x, DEV const u32* nw, DEV const float* cosv, DEV const float* sinv, DEV u32* out, u32 row, u32 lane
+) {
   constexpr int VEC = C % 256 == 0 ? 8 : C % 128 == 0 ? 4 : 2, NC = (C + 32 * VEC - 1) / (32 * VEC), EACH = NC * VEC;
-  const u64 row = gx;
-  const u32 at = gx / HEADS;
+  const u32 at = row / HEADS;
   // The weights come early where registers hold them beside the row.
   constexpr bool EARLY = NORM == 1 && EACH <= 64;
   float a[EACH], n[EARLY ? EACH : VEC];
   UNROLL for (int c = 0; c < NC; c++) {
     const u32 ch = c * 32 * VEC + lane * VEC;
     UNROLL for (int i = 0; i < VEC; i++) a[c * VEC + i] = 0.0f;
-    if (ch < C) loadn<VEC, 0>((DEV const u32*)x, row * XS + X0 + ch, a + c * VEC);
+    if (ch < C) loadn<VEC, 0>(x, (u64)row * XS + X0 + ch, a + c * VEC);
   }
   if (EARLY) {
     UNROLL for (int c = 0; c < NC; c++) {
       const u32 ch = c * 32 * VEC + lane * VEC;
-      loadn<VEC, 1>((DEV const u32*)nw, ch < C ? ch : 0, n + (EARLY ? c * VEC : 0));
+      loadn<VEC, 1>(nw, ch < C ? ch : 0, n + (EARLY ? c * VEC : 0));
     }
   }
   if (NORM) {
@@ -81,7 +86,7 @@ FINISH_ROWS = Kernel(
     const float r = 1.0f / SQRTF(s / (float)C + asf((u32)EPS));
     UNROLL for (int c = 0; c < NC; c++) {
       const u32 ch = c * 32 * VEC + lane * VEC;
-      if (NORM == 1 && !EARLY) loadn<VEC, 1>((DEV const u32*)nw, ch < C ? ch : 0, n);
+      if (NORM == 1 && !EARLY) loadn<VEC, 1>(nw, ch < C ? ch : 0, n);
       UNROLL for (int i = 0; i < VEC; i++) {
         const float y = a[c * VEC + i] * r;
         a[c * VEC + i] = rbf(NORM == 1 ? y * n[(EARLY ? c * VEC : 0) + i] : y);
@@ -107,16 +112,38 @@ FINISH_ROWS = Kernel(
     if (ch < C) {
       u32 w[VEC / 2];
       UNROLL for (int i = 0; i < VEC; i += 2) w[i / 2] = pack2(a[c * VEC + i], a[c * VEC + i + 1]);
-      put<VEC / 2>((DEV u32*)out + (row * C + ch) / 2, w);
+      put<VEC / 2>(out + ((u64)row * C + ch) / 2, w);
     }
   }
-""",
-    r"""
-template <int N> FN void put(DEV u32* p, THREAD const u32* w) {
-  if (N == 4) { uint4 t; t.x = w[0]; t.y = w[1 % N]; t.z = w[2 % N]; t.w = w[3 % N]; *(DEV uint4*)p = t; }
-  else if (N == 2) { uint2 t; t.x = w[0]; t.y = w[1 % N]; *(DEV uint2*)p = t; }
-  else p[0] = w[0];
 }
 """
-    + ROUND,
+)
+CONSTANTS = ("C", "XS", "X0", "HEADS", "NORM", "EPS", "RD", "QK", "QB", "QN", "DIVIDE", "FLOOR")
+
+
+def _finish(suffix: str = "") -> str:
+    return f"finish_row<{', '.join(name + suffix for name in CONSTANTS)}>"
+
+
+# Groups (N) of 32 threads.
+FINISH_ROWS = Kernel(
+    "finish_rows",
+    ("x", "nw", "cosv", "sinv"),
+    ("out",),
+    f"""
+  {_finish()}((DEV const u32*)x, (DEV const u32*)nw, cosv, sinv, (DEV u32*)out, gx, lane);
+""",
+    _ROW,
+)
+
+# Two parts of every row, each with constants of its own, those of the second with a 2 behind their names. Groups (N, 2) of 32 threads.
+FINISH_TWO = Kernel(
+    "finish_two",
+    ("x", "nw", "nw2", "cosv", "sinv"),
+    ("out", "out2"),
+    f"""
+  if (gy == 0) {_finish()}((DEV const u32*)x, (DEV const u32*)nw, cosv, sinv, (DEV u32*)out, gx, lane);
+  else {_finish("2")}((DEV const u32*)x, (DEV const u32*)nw2, cosv, sinv, (DEV u32*)out2, gx, lane);
+""",
+    _ROW,
 )

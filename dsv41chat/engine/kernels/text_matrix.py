@@ -206,37 +206,59 @@ EXPERTS_DOWN = Kernel(
     DECODE + _PAIR,
 )
 
-# A whole matrix [N, K] as bfloat16, each value computed in fp32 and rounded once. A thread has 4 runs of 8 inputs, each 16 bytes of the
-# result; those of neighbouring threads lie side by side, so that a SIMD group writes 512 bytes at once. Groups (ceil(K / 8 * N / 1024)) of
-# 256 threads; `dims` int32 [0] = number of runs. SECOND: the group that begins another
-# matrix of the same form, whose rows follow; 0: none does.
-DECODE_MATRIX = Kernel(
-    "decode_matrix",
-    ("w", "sc", "bi", "w2", "sc2", "bi2", "dims"),
-    ("out",),
-    r"""
+# Runs of 8 inputs of a matrix as bfloat16, each value computed in fp32 and rounded once: `runs` of them, from `first` on a thread's four, which lie
+# 256 apart. Each is 16 bytes of the result, so that a SIMD group writes 512 bytes at once.
+_DECODED = (
+    DECODE
+    + RUN8
+    + PAIR
+    + r"""
+template <int MODE, int BITS, int GS, int SF> FN void decode_runs(
+  DEV const u32* w, DEV const u16* sc, DEV const u16* bi, DEV u16* out, u32 first, u32 runs
+) {
   constexpr int EACH = 4;
-  const bool other = SECOND && gx >= SECOND;
-  const u32 first = gx * (EACH * 256) + tid, skip = other ? SECOND * (EACH * 256) : 0, from = first - skip;
-  const u32 runs = (u32)dims[0];
-  DEV const u32* W = (DEV const u32*)(other ? w2 : w);
-  DEV const u16* S = (DEV const u16*)(other ? sc2 : sc);
-  DEV const u16* B = (DEV const u16*)(other ? bi2 : bi);
   u32 a[EACH][2];
   float s[EACH], b[EACH];
   UNROLL for (int j = 0; j < EACH; j++) if (first + j * 256 < runs) {
-    run8<BITS>(W + j * 64 * BITS, from, a[j]);
-    scales<MODE, BITS, SF>(S, B, (u64)(from / (GS / 8)) + j * (2048 / GS), s[j], b[j]);
+    run8<BITS>(w + j * 64 * BITS, first, a[j]);
+    scales<MODE, BITS, SF>(sc, bi, (u64)(first / (GS / 8)) + j * (2048 / GS), s[j], b[j]);
   }
   UNROLL for (int j = 0; j < EACH; j++) if (first + j * 256 < runs) {
     float d[8];
     uint4 o;
     UNROLL for (int i = 0; i < 8; i++) d[i] = FMA((code<MODE, BITS>(a[j], i)), s[j], b[j]);
     o.x = pair(d[0], d[1]); o.y = pair(d[2], d[3]); o.z = pair(d[4], d[5]); o.w = pair(d[6], d[7]);
-    *(DEV uint4*)((DEV u16*)out + (u64)first * 8 + j * 2048) = o;
+    *(DEV uint4*)(out + (u64)first * 8 + j * 2048) = o;
   }
+}
+"""
+)
+
+# A whole matrix [N, K]. Groups (ceil(K / 8 * N / 1024)) of 256 threads; `dims` int32 [0] = number of runs.
+DECODE_MATRIX = Kernel(
+    "decode_matrix",
+    ("w", "sc", "bi", "dims"),
+    ("out",),
+    r"""
+  decode_runs<MODE, BITS, GS, SF>((DEV const u32*)w, (DEV const u16*)sc, (DEV const u16*)bi, (DEV u16*)out, gx * 1024 + tid, (u32)dims[0]);
 """,
-    DECODE
-    + RUN8
-    + PAIR,
+    _DECODED,
+)
+
+# Three matrices of one form: the first two [N, K] and [N2, K] one below the other, the third by itself. Each begins with a group of threads, SECOND
+# and THIRD; `dims` int32 [3] = runs of each.
+DECODE_THREE = Kernel(
+    "decode_three",
+    ("w", "sc", "bi", "w2", "sc2", "bi2", "w3", "sc3", "bi3", "dims"),
+    ("out", "out3"),
+    r"""
+  const int which = gx >= THIRD ? 2 : gx >= SECOND ? 1 : 0;
+  const u32 begin = which == 2 ? THIRD : which == 1 ? SECOND : 0;
+  DEV const u32* W = (DEV const u32*)(which == 2 ? w3 : which == 1 ? w2 : w);
+  DEV const u16* S = (DEV const u16*)(which == 2 ? sc3 : which == 1 ? sc2 : sc);
+  DEV const u16* B = (DEV const u16*)(which == 2 ? bi3 : which == 1 ? bi2 : bi);
+  DEV u16* O = which == 2 ? (DEV u16*)out3 : (DEV u16*)out + (which ? (u64)dims[0] * 8 : 0);
+  decode_runs<MODE, BITS, GS, SF>(W, S, B, O, (gx - begin) * 1024 + tid, (u32)dims[which]);
+""",
+    _DECODED,
 )

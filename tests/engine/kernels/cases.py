@@ -416,13 +416,14 @@ def decoded(mode: str, bits: int, group: int) -> Case:
     return Case(f"decoded {mode} {bits} g{group}", build, lambda x: whole, (whole,), (0.0,), frozenset({0}))
 
 
-def decoded_together() -> Case:
-    """Two matrices of four rows, of which the first fills a group of threads."""
+def decoded_three(mode: str, bits: int, group: int) -> Case:
+    """The results have as many rows as calls have: four of each of two, and those of the third, which has several groups of threads."""
     d = Draw(31)
-    first, second = (nn.QuantizedLinear(d.packed((ROWS // 2, 2048), "affine", 4, 64)) for _ in range(2))
-    whole = mx.concatenate([values(m).astype(BF16) for m in (first, second)])
-    build = lambda b: lambda x: tensor.decoded(b, stored(first), stored(second))
-    return Case("decoded together", build, lambda x: whole, (whole,), (0.0,), frozenset({0}))
+    modules = [nn.QuantizedLinear(d.packed(shape, mode, bits, group)) for shape in ((ROWS // 2, 640), (ROWS // 2, 640), (ROWS, 2304))]
+    first, second, third = (values(m).astype(BF16) for m in modules)
+    whole = mx.concatenate([first, second])
+    build = lambda b: lambda x: tensor.DecodedThree(b, tuple(modules))()
+    return Case(f"decoded three {mode} {bits}", build, lambda x: (whole, third), (whole,), (0.0, 0.0), frozenset({0}))
 
 
 STOCK_ROUNDING = {
@@ -431,8 +432,7 @@ STOCK_ROUNDING = {
 }  # fmt: skip
 
 
-def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, heads: int = 1, others: tuple[int, int] | None = None) -> Case:
-    """others: how many channels that do not count lie before and behind those of a row."""
+def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, heads: int = 1) -> Case:
     d = Draw(13)
     shape = (ROWS, channels) if heads == 1 else (ROWS, heads, channels)
     weight, eps = (d.positive(channels), 1e-20) if normed else (None, None)
@@ -444,22 +444,29 @@ def finished(channels: int, rounding: finish.Rounding, normed: bool, dims: int, 
         few = d.whole(-24, 25, *shape).astype(F32) / 4
         x = (mx.concatenate([x[: ROWS // 2].astype(F32), few[ROWS // 2 :]]) * spread).astype(BF16)
 
-    before, behind = others or (0, 0)
-    width = before + channels + behind
-    if others is not None:
-        x = mx.concatenate([d.normal(ROWS, before).astype(BF16), x, d.normal(ROWS, behind).astype(BF16)], axis=1)
-
     def stock(x, table):
-        x = x[..., before : before + channels]
         y = norm.rms(x, weight, eps) if normed else x
         return STOCK_ROUNDING[rounding](rope.rotate(y, table) if dims else y)
 
-    whole = lambda b: finish.Finish(b, channels, weight=weight, eps=eps, rope=dims, rounding=rounding)
-    build = whole if others is None else lambda b: whole(b).among(width, before)
+    build = lambda b: finish.Finish(b, channels, weight=weight, eps=eps, rope=dims, rounding=rounding)
     name = f"finish {heads} x {channels} kind {rounding.kind} g{rounding.block}{' normed' if normed else ''}{' turned' if dims else ''}"
-    name += "" if others is None else f" among {width}"
     # Without a norm nothing is summed and every bit is the stock chain's. With one, a low bit can become a whole step of the rounding.
     return Case(name, build, stock, (x, d.table(ROWS, dims) if dims else None), (5e-3 if normed else 0.0,))
+
+
+def finished_two() -> Case:
+    d = Draw(32)
+    first, second, eps = 1280, 128, 1e-20
+    weights, x = (d.positive(first), d.positive(second)), d.rows(ROWS, first + second)
+
+    def build(b):
+        latent = finish.Finish(b, second, weight=weights[1], eps=eps, rope=64, rounding=finish.FP8_UE8M0)
+        return finish.Finish(b, first, weight=weights[0], eps=eps).beside(latent)
+
+    stock = lambda x, table: (
+        norm.rms(x[:, :first], weights[0], eps), fakequant.fp8_ue8m0(rope.rotate(norm.rms(x[:, first:], weights[1], eps), table))
+    )  # fmt: skip
+    return Case("finish of two parts", build, stock, (x, d.table(ROWS, 64)), (5e-3, 5e-3))
 
 
 @cache
@@ -513,7 +520,7 @@ def cases() -> tuple[Case, ...]:
         finished(512, finish.FP8_UE8M0, True, 64),
         finished(512, finish.v4_fp8(64), True, 64),
         finished(1280, finish.NO_ROUNDING, True, 0),
-        finished(128, finish.FP8_UE8M0, True, 64, others=(24, 8)),
+        finished_two(),
         finished(128, finish.FP4_UE8M0, False, 64, heads=4),
         finished(512, finish.FP4_SCALED, False, 64),
         finished(128, finish.V4_FP4, False, 0, heads=3),
@@ -546,7 +553,8 @@ def cases() -> tuple[Case, ...]:
         prompt_rows(192, 32, 0),
         *(decoded(*f) for f in (("affine", 4, 64), ("affine", 2, 64), ("affine", 3, 32), ("affine", 5, 64), ("affine", 6, 128), ("affine", 8, 64))),
         *(decoded(*f) for f in (("mxfp4", 4, 32), ("mxfp8", 8, 32))),
-        decoded_together(),
+        decoded_three("affine", 4, 64),
+        decoded_three("mxfp8", 8, 32),
         *exl3_cases(),
         *step_cases(),
     )

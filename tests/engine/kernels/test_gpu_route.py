@@ -135,8 +135,9 @@ def test_a_prompt_on_the_matrix_unit(wanted):
     count = Counter(unit.launches)
     assert count["tensor_tiles"] == 4 * LAYERS, "the shared expert is stored in another form"
     assert count["tile_order"] == count["join_picks"] == count["route"] == LAYERS, count
-    # What queries and latents begin with is decoded together.
-    assert count["decode_matrix"] == 3 * LAYERS + 1 and count["tensor_groups"] == LAYERS and count["tensor_spread"] == 2 * LAYERS
+    assert count["decode_three"] == count["finish_two"] == LAYERS
+    # The output's, and the head.
+    assert count["decode_matrix"] == LAYERS + 1 and count["tensor_groups"] == LAYERS and count["tensor_spread"] == 2 * LAYERS
     assert not {"matvec", "experts_up", "tensor_experts_up"} & {*unit.launches}
 
 

@@ -49,7 +49,7 @@ def test_the_cases(architecture):
         "exl3_tensor_down", "exl3_latent", "exl3_join_turn", "exl3_queries", "exl3_raw", "hyper_spread", "hyper_finish", "tensor_spread",
         "attend_split", "attend_merge", "tensor_attend", "tensor_merge", "tensor_prompt", "index_scores", "top_k", "route", "finish_rows",
         "decode_matrix", "embed", "settle", "engram", "head_mix", "collapse", "pool_groups", "scatter", "first_visible", "block_top", "keep_blocks",
-        "scaled", "hadamard",
+        "scaled", "hadamard", "finish_two", "decode_three",
     }  # fmt: skip
     compiled(backend, architecture)
 
