@@ -13,6 +13,9 @@ import tests.offline.sitecustomize  # noqa: F401 - from here on this process has
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+# Where a shell asks for no bytecode, every program that a test starts would compile all of this package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 ROOT = Path(__file__).resolve().parents[1]
 # Where programs that tests start find this package, and the refusal of the network before it.
 PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "offline"), str(ROOT)])

@@ -47,6 +47,7 @@ def test_convert_options_reach_the_conversion(program, monkeypatch, tmp_path):
     assert program(*words, real=True).code == 0 and bank == {"drafter": "q8", "release": embedded_pack()}
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_cache_prune_to_a_size_and_of_a_build(tmp_path, capfd):
     from dsv41chat.cli import main
 

@@ -150,6 +150,7 @@ def test_model_and_folders(configured, tmp_path):
     assert configured(dirs + 'model = "second"\n', "--json", "hi").object["build"]["name"] == "second"
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_cache_settings(tmp_path):
     """Where states are kept, and which are too short. (enabled, budget and strict: tests/ui/test_states.py.)"""
     long = "Please describe the lighthouse at the end of the long pier in the evening light. " * 3

@@ -1,7 +1,8 @@
-"""The embedded model's weights, read and checked once for all tests of a process that only need them to be there."""
+"""The embedded model's files and weights, read and checked once for all tests of a process that only need them to be there."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dsv41chat.engine import engine as opening
@@ -14,8 +15,19 @@ _DRAFTER = ("rounded", "linear_input_fp8")
 
 
 def share(monkeypatch) -> None:
-    """Engines of the embedded pack get the same trunk and drafter; engine, sessions, policies and verdicts are still each one's own."""
-    build_trunk, build_drafter = opening.build_trunk, opening.build_drafter
+    """Engines of the embedded pack get the same trunk and drafter; engine, sessions, policies and verdicts are still each one's own.
+
+    A look at the pack gets what the first look found: every look hashes all of its bytes, and every opening takes two.
+    """
+    open_pack, build_trunk, build_drafter = opening.open_pack, opening.build_trunk, opening.build_drafter
+
+    def pack_of(folder, **options):
+        if options or Path(folder).resolve() != embedded_pack().resolve():
+            return open_pack(folder, **options)
+        key = ("pack", str(folder))
+        if key not in _KEPT:
+            _KEPT[key] = open_pack(folder)
+        return _KEPT[key]
 
     def key_of(names: tuple[str, ...], options: dict[str, Any]) -> tuple[str, ...]:
         return tuple(repr(options.get(name)) for name in names)
@@ -38,6 +50,7 @@ def share(monkeypatch) -> None:
         return _KEPT[key]
 
     close = opening.Engine.close
+    monkeypatch.setattr(opening, "open_pack", pack_of)
     monkeypatch.setattr(opening, "build_trunk", trunk_of)
     monkeypatch.setattr(opening, "build_drafter", drafter_of)
     # The tables of shared weights are read from until the process ends.

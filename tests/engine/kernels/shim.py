@@ -122,8 +122,8 @@ def _library(program: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(built(program)))
 
 
-# Nothing is thrown or unwound.
-_PLAIN = ("-O1", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
+# Most texts are compiled for a launch or a few: what -O1 does beyond this takes the compiler longer than it saves. Nothing is thrown or unwound.
+_PLAIN = ("-Og", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
 
 
 def built(program: str, libraries: bool = False) -> Path:
