@@ -20,6 +20,7 @@ from dsv41chat.ui.builds import card_line
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, bindings, display, shown_keys
 from dsv41chat.ui.messages import Hint
 from dsv41chat.ui.present import entry_of, notice, readonly_reason
+from dsv41chat.ui.render.entry import USER
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat_drafts import DraftActions
 from dsv41chat.ui.screens.chat_messages import MessageActions
@@ -196,14 +197,27 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             again, goes_on = self._key("chat.regenerate"), self._key("message.edit")
             ways = f"{again} answers again; Tab, then {goes_on}, continues it"
             notices.append(notice(f"The last answer was interrupted; what had arrived is kept. {ways}."))
+        waiting = self._waiting(bool(view.messages) and view.messages[-1].role == "user", queue)
+        return notices + waiting
+
+    def _waiting(self, unanswered: bool, queue: list) -> list:
+        """The notice that says what is not answered and what is not sent, and how to have it done; in a list, empty for nothing."""
         waiting = []
-        if view.messages and view.messages[-1].role == "user":
+        if unanswered:
             waiting.append(f"Not answered: {self._key('chat.regenerate')} answers it.")
         if queue:
             waiting.append(f'{len(queue)} queued: {self._key("app.palette")}, "Send queued messages" sends {"it" if len(queue) == 1 else "them"}.')
-        if waiting and not self.readonly:
-            notices.append(notice(" ".join(waiting), WAITING))
-        return notices
+        return [notice(" ".join(waiting), WAITING)] if waiting and not self.readonly else []
+
+    def show_waiting(self) -> None:
+        """Says it where a message has been left without an answer: a stop before its first token, an edit of it that was cancelled."""
+        last = next((entry for entry in reversed(self.transcript.entries) if entry.message is not None), None)
+        if last is None or last.role != USER or last.message.id != self.leaf_id:
+            return
+        for entry in [entry for entry in self.transcript.entries if entry.key == WAITING]:
+            self.transcript.drop(entry)
+        for line in self._waiting(True, self.queue):
+            self.transcript.append(line)
 
     def _status_of(self, messages: Any) -> None:
         """The context figures of the newest answer, until a turn brings its own."""
