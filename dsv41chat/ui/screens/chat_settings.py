@@ -51,7 +51,8 @@ class SettingsActions:
     def action_ask_option(self, name: str) -> None:
         """The rest of the command `name`, in a line of its own: the composer may hold a draft."""
         words = f"/{name} {NAMES[name].arguments}"
-        self.app.push_screen(LineScreen(words), lambda rest: rest and self._commanded(name, rest))
+        page = LineScreen(words, check=_wrong_option if name == "set" else lambda rest: "")
+        self.app.push_screen(page, lambda rest: rest and self._commanded(name, rest))
 
     def _commanded(self, name: str, rest: str) -> None:
         self.run_command(f"/{name} {rest}")
@@ -454,6 +455,15 @@ class SettingsActions:
         self._switch_cancel.set()
         self.tell("Cancelling: the file that is being read must finish first.")
         return True
+
+
+def _wrong_option(rest: str) -> str:
+    """What is wrong with "NAME VALUE"; nothing at all closes the dialog."""
+    try:
+        parse_option(rest or "seed random")
+    except CommandError as error:
+        return str(error)
+    return ""
 
 
 class _Draft:
