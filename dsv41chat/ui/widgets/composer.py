@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 import time
 
+from rich.text import Text
 from textual import events
+from textual.document._document_navigator import DocumentNavigator
+from textual.document._wrapped_document import WrappedDocument
 from textual.widgets import TextArea
 
 from dsv41chat.ui.commands import CommandError, common, complete_path
 from dsv41chat.ui.inputs import fenced, line_count
 from dsv41chat.ui.keymap import COMPOSER, bindings
 from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RemoveQueued
-from dsv41chat.ui.sanitize import sendable, visible_line
+from dsv41chat.ui.sanitize import in_place, sendable, visible_line
+from dsv41chat.ui.widgets.composer_document import PlainDocument, ShownDocument
 
 BURST_GAP_S = 0.015
 BURST_KEYS = 3
@@ -43,6 +47,19 @@ class Composer(TextArea):
         self._chip_count = 0
         self._after_x = False
         self.queued = 0
+
+    def _set_document(self, text: str, language: str | None) -> None:
+        """Textual's, with a document that keeps every character, wrapped as it is drawn."""
+        self.document = PlainDocument(text)
+        self.wrapped_document = WrappedDocument(ShownDocument(self.document), tab_width=self.indent_width)
+        self.navigator = DocumentNavigator(self.wrapped_document)
+        self._build_highlight_map()
+        self.move_cursor((0, 0))
+        self._rewrap_and_refresh_virtual_size()
+
+    def get_line(self, line_index: int) -> Text:
+        """A line as it is drawn: nothing of it acts on the terminal."""
+        return Text(in_place(self.document.get_line(line_index)), end="", no_wrap=True)
 
     # Sending ------------------------------------------------------------------------------------------------------------
 
