@@ -23,6 +23,7 @@ from dsv41chat.ui.present import entry_of, notice, readonly_reason
 from dsv41chat.ui.render.entry import USER
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat_drafts import DraftActions
+from dsv41chat.ui.screens.chat_files import FileActions
 from dsv41chat.ui.screens.chat_messages import MessageActions
 from dsv41chat.ui.screens.chat_settings import SettingsActions
 from dsv41chat.ui.screens.chat_tools import ToolActions
@@ -59,7 +60,9 @@ class Opened:
     build: str
 
 
-class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, WatchActions, Spawning, Screen):
+class ChatScreen(
+    DraftActions, FileActions, TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, WatchActions, Spawning, Screen
+):  # fmt: skip
     """One conversation at a time; which one may change while the screen stays."""
 
     BINDINGS = bindings(CHAT) + bindings(GLOBAL)
@@ -78,6 +81,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         self._header_build = ""
         self._view: dict = {}
         self.init_drafts()
+        self.init_files()
         self.init_turns()
         self.init_messages()
         self.init_tools()
@@ -393,7 +397,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             self.stop_turn()
         elif self.focused is not self.composer and not self.query_one(FindBar).display:
             self.composer.focus()
-        elif not (self.close_find() or self.cancel_switch() or self.just_stopped() or self.cancel_edit()):
+        elif not (self.close_find() or self.cancel_reading() or self.cancel_switch() or self.just_stopped() or self.cancel_edit()):
             self.composer.focus()
 
     def action_interrupt(self) -> None:
@@ -502,6 +506,8 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         if self.starting:
             self._send_early = True
             # What is typed until then belongs to the same message, on a line of its own.
+            self.composer.insert("\n")
+        elif self.send_when_read():
             self.composer.insert("\n")
         else:
             self.submit(text)

@@ -11,7 +11,7 @@ from dsv41chat.config_file import set_config
 from dsv41chat.engine.errors import Cancelled, EngineError
 from dsv41chat.settings import KEYS, ConfigError
 from dsv41chat.store import StoreError
-from dsv41chat.ui.commands import EFFORTS, NAMES, CommandError, complete, parse, parse_option, read_attachment
+from dsv41chat.ui.commands import EFFORTS, NAMES, CommandError, complete, parse, parse_option
 from dsv41chat.ui.present import duration, notice
 from dsv41chat.ui.render.entry import ANSWER
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
@@ -122,14 +122,6 @@ class SettingsActions:
         if not rest:
             raise CommandError("/read needs the name of a file.")
         self.attach(rest)
-
-    def attach(self, path: str) -> None:
-        """A file as a chip at the cursor. Raises CommandError."""
-        name, text = read_attachment(path)
-        if self.composer.text.startswith("/read"):
-            self.composer.reset()
-        # A blank line, as between parts of a message elsewhere: what is typed on the line of a closing fence would be inside it.
-        self.composer.insert(self.composer.add_chip("file", text, name) + "\n\n")
 
     def _command_pin(self, rest: str) -> None:
         if self.conversation is None:
