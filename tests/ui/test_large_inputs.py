@@ -267,7 +267,7 @@ async def test_esc_ends_the_reading_of_a_file(tmp_path, slow, typed):
         chat.composer.reset(f"/read {path}")
         slow.go.set()
         await pilot.press("enter")
-        await until(lambda: "[file 2: long.txt, 1 line]" in chat.composer.text)
+        await until(lambda: "[file 1: long.txt, 1 line]" in chat.composer.text)
 
 
 async def test_a_file_that_cannot_be_read_gives_its_command_back(tmp_path):
@@ -283,7 +283,7 @@ async def test_a_file_that_cannot_be_read_gives_its_command_back(tmp_path):
         await until(lambda: chat.composer.text == f"/read {tmp_path}/none")
         chat.composer.reset(f"/read {odd}")
         await pilot.press("enter")
-        await until(lambda: "[file 2: a) b.txt, 1 line]" in chat.composer.text)
+        await until(lambda: "[file 1: a) b.txt, 1 line]" in chat.composer.text)
         assert chat.composer.expanded() == inputs.fenced("a] b.txt", "text") + "\n\n", "a bracket in its name does not hide its text"
         await pilot.press("ctrl+z", "ctrl+y")
-        assert "[file 2: a) b.txt, 1 line]" in chat.composer.text
+        assert "[file 1: a) b.txt, 1 line]" in chat.composer.text

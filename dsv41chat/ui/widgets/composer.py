@@ -252,6 +252,8 @@ class Composer(TextArea):
     def drop_chip(self, mark: str, after: str, text: str) -> None:
         """The mark of a file that was not read goes, with the `after` behind it; `text` in its place."""
         self.chips.pop(mark, None)
+        if mark.startswith(f"[file {self._chip_count}:"):
+            self._chip_count -= 1
         self._swap(mark + after if mark + after in self.text else mark, text)
 
     def _swap(self, old: str, new: str) -> None:
