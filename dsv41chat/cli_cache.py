@@ -40,9 +40,9 @@ def _age(text: str) -> float:
 
 
 @contextmanager
-def _opened(context: Any) -> Iterator[PromptCache | None]:
+def _opened(context: Any, *, readonly: bool) -> Iterator[PromptCache | None]:
     settings = context.settings
-    cache = open_existing(settings.paths.states, None if settings.cache.budget in ("auto", 0) else settings.cache.budget)
+    cache = open_existing(settings.paths.states, None if settings.cache.budget in ("auto", 0) else settings.cache.budget, readonly=readonly)
     try:
         yield cache
     finally:
@@ -51,7 +51,7 @@ def _opened(context: Any) -> Iterator[PromptCache | None]:
 
 
 def _stats(context: Any) -> int:
-    with _opened(context) as cache:
+    with _opened(context, readonly=True) as cache:
         nothing = {"folder": str(context.settings.paths.states), "entries": 0, "bytes": 0, "builds": [], "counters": {}}
         found = stats(cache) if cache is not None else nothing
     if context.args.json:
@@ -67,7 +67,7 @@ def _stats(context: Any) -> int:
 
 
 def _list(context: Any) -> int:
-    with _opened(context) as cache:
+    with _opened(context, readonly=True) as cache:
         rows = listing(cache) if cache is not None else []
     if context.args.json:
         context.json(rows)
@@ -87,7 +87,7 @@ def _prune(context: Any) -> int:
     args = context.args
     if args.all and (args.older_than is not None or args.to is not None or args.build is not None):
         raise UsageError("--all goes alone.")
-    with _opened(context) as cache:
+    with _opened(context, readonly=args.dry_run) as cache:
         if cache is None:
             return _pruned(context, 0, 0, 0)
         before, entries = used_bytes(cache), stats(cache)["entries"]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from contextlib import closing
+from types import SimpleNamespace
 
 from dsv41chat.engine.errors import PackIncomplete
+from dsv41chat.settings import load_settings
+from dsv41chat.store.prompt_cache import PromptCache
 from dsv41chat.ui.host import EngineHost
 from tests.rights import ordinary_rights
 
@@ -92,3 +97,44 @@ def test_a_broken_build_and_no_back_end(program, tmp_path, monkeypatch):
 def test_a_part_is_still_asked_by_name(program):
     assert program("doctor", "nosuch").code == 2 and "did you mean engram" in program("doctor", "engrm").err
     assert program("doctor", "--nosuch").code == 2
+
+
+def test_a_read_only_mount_is_no_matter_of_rights(program, monkeypatch):
+    program("--headless", "hi")
+    real = os.statvfs
+
+    def mounted(place):
+        found = {name: getattr(real(place), name) for name in dir(real(place)) if name.startswith("f_")}
+        return SimpleNamespace(**found | {"f_flag": found["f_flag"] | os.ST_RDONLY})
+
+    monkeypatch.setattr(os, "statvfs", mounted)
+    result = program("doctor", "--json")
+    found = lines(result)
+    for name in ("data folder", "state folder", "database"):
+        assert found[name]["verdict"] == "fail" and "mounted read-only" in found[name]["text"]
+        assert "chmod" not in found[name]["remedy"] and "mount it for writing" in found[name]["remedy"]
+    assert result.code == 1
+
+
+def test_kept_states_are_looked_at_without_writing(program):
+    """Where nothing may be written, and where it may: looking leaves no trace."""
+    program("--headless", "hi")
+    folder = load_settings(data_dir=program.data, environ={}).paths.states
+    with closing(PromptCache.open(folder, 2**31)):
+        pass
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    commands = [("cache", "stats"), ("cache", "list"), ("cache", "prune", "--all", "--dry-run"), ("conversations", "list")]
+    for words in commands:
+        assert program(*words).code == 0
+    after = sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    assert [one for one in after if not one[0].endswith(("-wal", "-shm"))] == before
+    with ordinary_rights():
+        for path in (*folder.rglob("*"), folder):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        try:
+            for words in commands:
+                assert program(*words).code == 0, words
+            assert program("cache", "prune", "--all").code == 8
+        finally:
+            for path in (folder, *folder.rglob("*")):
+                path.chmod(0o755 if path.is_dir() else 0o644)

@@ -110,6 +110,8 @@ def from_os(error: OSError, path: Path, *, reading: bool = False) -> StoreError:
     reason = error.strerror or str(error)
     if reading and error.errno in _READ_ONLY:
         return StoreUnreadable(f"{path} cannot be read: {reason}", "fix its rights, or choose another folder with --data-dir")
+    if error.errno == errno.EROFS:
+        return StoreReadOnly(f"{path} cannot be written: {reason}", "choose another folder with --data-dir, or mount its file system for writing")
     if error.errno in _READ_ONLY:
         return StoreReadOnly(f"{path} cannot be written: {reason}", "choose another folder with --data-dir, or fix its rights")
     if error.errno in _FULL:

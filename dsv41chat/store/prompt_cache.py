@@ -103,10 +103,28 @@ class PromptCache:
             cache.count("moved aside")
         return cache
 
+    @classmethod
+    def open_readonly(cls, folder: Path, budget_bytes: int | None = None, **options: Any) -> PromptCache:
+        """Open the cache that is in `folder` to be looked at: nothing is written, also where nothing can be.
+
+        Raises StoreDamaged, StoreNewer, StoreUnreadable.
+        """
+        db = Connections(Path(folder) / DATABASE, index.PROMPT_CACHE, readonly=True, pragmas=_PRAGMAS)
+        try:
+            cache = cls(Path(folder), db, budget_bytes, **options)
+            version = cache._meta("schema_version", lambda: index.SCHEMA_VERSION)
+            if version != index.SCHEMA_VERSION:
+                raise StoreNewer(f"the prompt cache has schema {version}")
+        except BaseException:
+            db.close()
+            raise
+        return cache
+
     def close(self) -> None:
         """Write the counters, close the index. Never raises."""
         try:
-            self._flush_counters()
+            if not self.db.readonly:
+                self._flush_counters()
         except StoreError as error:
             log.info("counters of the prompt cache were lost: %s", error)
         self.db.close()
@@ -316,6 +334,8 @@ class PromptCache:
             row = db.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()
         if row is not None:
             return row[0]
+        if self.db.readonly:
+            return str(make())
         with self.db.write() as db:
             db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", [key, str(make())])
             return db.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()[0]

@@ -20,7 +20,7 @@ from sqlite_utils import Database
 
 from dsv41chat.store import files
 from dsv41chat.store import prompt_cache_index as index
-from dsv41chat.store.errors import StoreError, translated
+from dsv41chat.store.errors import StoreDamaged, StoreError, StoreNewer, translated
 from dsv41chat.store.locks import process_birth
 from dsv41chat.store.prompt_cache import DATABASE, PromptCache
 from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom, read_data, read_header, write_file
@@ -471,10 +471,18 @@ def listing(cache: PromptCache, build_fp: str | None = None) -> list[dict[str, A
     return rows
 
 
-def open_existing(folder: Path, budget_bytes: int | None) -> PromptCache | None:
-    """The cache of `folder` if there is one; None, and nothing is made, otherwise. Raises StoreError: also for a file in the folder's place."""
+def open_existing(folder: Path, budget_bytes: int | None, *, readonly: bool = False) -> PromptCache | None:
+    """The cache of `folder` if there is one; None, and nothing is made, otherwise. Raises StoreError: also for a file in the folder's place.
+
+    readonly: to be looked at only. An index that cannot be used is set aside all the same, as at every opening.
+    """
     with translated(Path(folder), reading=True):
         if not (Path(folder) / DATABASE).exists():
             files.refuse_file(folder)
             return None
+    if readonly:
+        try:
+            return PromptCache.open_readonly(folder, budget_bytes)
+        except (StoreDamaged, StoreNewer) as error:
+            log.info("the prompt cache cannot be looked at: %s", error)
     return PromptCache.open(folder, budget_bytes)
