@@ -60,7 +60,9 @@ def _stats(context: Any) -> int:
     budget = f" of {size(found['budget'])}" if "budget" in found else ""
     context.print(f"{found['entries']:,} states, {size(found['bytes'])}{budget} in {found['folder']}")
     if found["builds"]:
-        context.table(("build", "family", "states", "size"), [(b["name"], b["family"], b["entries"], size(b["bytes"])) for b in found["builds"]])
+        rows = [(_named(b["names"]), b["family"], b["entries"], size(b["bytes"])) for b in found["builds"]]
+        context.table(("build", "family", "states", "size"), rows)
+        _explain_shared(context, [b["names"] for b in found["builds"]])
     for name, count in found["counters"].items():
         context.print(f"{name}: {size(count) if name.startswith('bytes') else f'{count:,}'}")
     return 0
@@ -76,11 +78,22 @@ def _list(context: Any) -> int:
         lines = []
         for r in rows:
             counts = (r["entries"], r["tokens"], size(r["bytes"]), when(r["last_used"]))
-            lines.append((r["conversation"], r["build"], *counts, "yes" if r["pinned"] else ""))
+            lines.append((r["conversation"], _named(r["builds"]), *counts, "yes" if r["pinned"] else ""))
         context.table(("conversation", "build", "states", "tokens", "size", "used", "pinned"), lines)
+        _explain_shared(context, [r["builds"] for r in rows])
     else:
         context.stderr.notice("no stored states")
     return 0
+
+
+def _named(names: list[str]) -> str:
+    return " = ".join(names)
+
+
+def _explain_shared(context: Any, names: list[list[str]]) -> None:
+    """What stands behind "A = B"."""
+    if any(len(some) > 1 for some in names):
+        context.stderr.notice("A = B: the same build under two names; either resumes from the states of both, and --build takes either")
 
 
 def _prune(context: Any) -> int:

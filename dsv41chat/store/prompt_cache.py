@@ -34,6 +34,7 @@ FOLDER = "prompt_cache"
 DATABASE = "index.db"
 MIN_AUTO_BYTES, MAX_AUTO_BYTES = 2 * 2**30, 64 * 2**30
 MIN_FREE_BYTES, MIN_FREE_SHARE = 10 * 2**30, 0.05  # of a disk; the smaller one counts
+MAX_NAMES = 8  # of one build that are remembered
 # A small log file: the folder's size is promised, the log belongs to it.
 _PRAGMAS = {"synchronous": "NORMAL", "wal_autocheckpoint": "32", "journal_size_limit": "0"}
 
@@ -132,9 +133,12 @@ class PromptCache:
     # finding and reading -----------------------------------------------------------------------------------------------
 
     def build(self, facts: Mapping[str, Any], family: str, info: Mapping[str, Any]) -> BuildKey:
-        """The key of a loaded build; notes that it was loaded. info: shown by `cache stats`."""
+        """The key of a loaded build; notes that it was loaded. info: shown by `cache stats`; every `name` that it was loaded by is kept."""
         fp, now = index.fingerprint(facts), self.clock()
         with self.db.write() as db:
+            known = db.execute("SELECT info FROM build WHERE fp = ?", [fp]).fetchone()
+            names = [name for name in index.names_of(known[0] if known else None) if name != info.get("name")]
+            info = {**info, "names": [*([info["name"]] if info.get("name") else []), *names][:MAX_NAMES]}
             db.execute(
                 "INSERT INTO build(fp, family, info, created, last_used) VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT(fp) DO UPDATE SET last_used = excluded.last_used, info = excluded.info",

@@ -289,7 +289,7 @@ class ChatApp(App[int]):
         from dsv41chat.store.prompt_cache_room import listing
 
         try:
-            return {row["conversation"]: row["bytes"] for row in listing(states.cache) if row["build"] == view.name}
+            return {row["conversation"]: row["bytes"] for row in listing(states.cache) if view.name in row["builds"]}
         except StoreError as error:
             log.warning("the stored states cannot be listed: %s", error)
             return {}
