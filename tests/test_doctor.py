@@ -138,3 +138,31 @@ def test_kept_states_are_looked_at_without_writing(program):
         finally:
             for path in (folder, *folder.rglob("*")):
                 path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_a_damaged_database_is_one_answer_for_every_command(program):
+    """Wherever the damage is: the same sentence, exit 8, and not a byte of the file changed."""
+    program("--headless", "question " + "words " * 2000)
+    path = program.data / "chat.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"))
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+    whole = path.read_bytes()
+    commands = [
+        ("conversations", "list"), ("conversations", "export", "--all"), ("conversations", "search", "words"), ("models", "list"),
+        ("doctor", "routes"), ("--headless", "hi"), ("--dry-run", "hi"), ("--load-only",),
+    ]  # fmt: skip
+    for page in (roots["builds"], roots["messages"], roots["messages_parent"], roots["facts"], pages):
+        cut = bytearray(whole)
+        cut[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
+        for words in commands:
+            for beside in program.data.glob("chat.db*"):
+                beside.unlink()
+            path.write_bytes(cut)
+            done = program(*words)
+            assert done.code == 8, (page, words)
+            assert "is damaged: " in done.err and "stays as it is" in done.err and "sqlite3" in done.err and ".recover" in done.err
+            assert path.read_bytes() == cut
+        said = lines(program("doctor", "--json"))["database"]
+        assert said["verdict"] == "fail" and said["text"] in done.err and said["remedy"] in done.err

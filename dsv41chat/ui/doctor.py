@@ -18,6 +18,7 @@ from dsv41chat.engine.checks import Line
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.settings import ConfigError
 from dsv41chat.store import DATABASE, Store, StoreError
+from dsv41chat.store.errors import damaged
 from dsv41chat.store.files import mounted_readonly
 from dsv41chat.ui.clipboard import OSC_LIMIT, routes
 
@@ -105,7 +106,8 @@ def database(settings: Settings) -> Line:
     except StoreError as error:
         return Line("fail", "database", str(error), error.hint)
     if problem is not None:
-        return Line("fail", "database", f"{path} is damaged: {problem}", "move it aside; sqlite3 FILE .recover can save its text")
+        error = damaged(path, problem)
+        return Line("fail", "database", str(error), error.hint)
     if mounted_readonly(path):
         return Line("fail", "database", f"{path} may be read and not written: {READ_ONLY_MOUNT}", REMOUNT)
     if not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
