@@ -104,10 +104,12 @@ def primary_code(error: sqlite3.Error) -> int:
 def damaged(where: Path | str, why: str) -> StoreDamaged:
     """One sentence for every damage, wherever it is met. why: what SQLite finds, of which the last line names the place."""
     why = why.strip().splitlines()[-1] if why.strip() else "its pages contradict each other"
+    folder = Path(where).with_name("damaged")
     return StoreDamaged(
         f"{where} is damaged: {why}. It is neither read nor written, and stays as it is.",
-        f"move it aside (mv {where} {where}.damaged) and start again; what can be saved comes back with: "
-        f"sqlite3 {where}.damaged .recover | sqlite3 {where}",
+        # With the log beside it, which must not meet another file of that name.
+        f"move it aside (mkdir {folder} && mv {where}* {folder}/) and start again; what can be saved comes back with a current sqlite3: "
+        f"sqlite3 {folder}/{Path(where).name} .recover | sqlite3 {where}",
     )
 
 

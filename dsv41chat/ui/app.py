@@ -64,7 +64,7 @@ class ChatApp(App[int]):
         self.begin = start or AppStart()
         self.build = self.begin.build
         self.readonly = self.begin.readonly or self.store.readonly
-        self.unsaved = "" if self.store.path is not None else "memory"
+        self.unsaved = "" if self.store.path is not None else self.begin.unsaved or "memory"
         self._said = ""
         self._tokenizer: Any = None
         self.auto_theme, self.typed_early = "dark", ""
