@@ -264,12 +264,13 @@ class _Chat:
         if not args.no_stdin and not args.plain and (piped := read_stdin()):
             attachments.append(("stdin", piped))
             _reopen_keys()
-        notices = [warning.message for warning in self.warnings]
+        notices, unsaved = [warning.message for warning in self.warnings], ""
         try:
             controller = self._open(args, settings)
         except StoreError as error:
             # The screen opens all the same; the user decides whether to go on without saving.
-            notices.append(f"not saved: {error}")
+            unsaved = str(error)
+            notices.append(f"not saved: {error}" + (f" Remedy: {error.hint}" if error.hint else ""))
             try:
                 self.store = Store.memory(copy_of=settings.paths.data)
             except StoreError:
@@ -291,7 +292,7 @@ class _Chat:
         start = AppStart(
             view, prompt, tuple(attachments), build=args.model, system=place.system, title=place.title, notices=tuple(notices),
             backend_missing=backend_problem(), pick=args.pick, send=args.send, readonly=args.readonly, theme=args.theme,
-            mouse=False if args.no_mouse else None, save=not args.no_save, program=program(),
+            mouse=False if args.no_mouse else None, save=not args.no_save, program=program(), unsaved=unsaved,
         )  # fmt: skip
         if args.plain:
             from dsv41chat.ui.plain import run_plain

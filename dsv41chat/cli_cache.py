@@ -40,9 +40,9 @@ def _age(text: str) -> float:
 
 
 @contextmanager
-def _opened(context: Any) -> Iterator[PromptCache | None]:
+def _opened(context: Any, *, readonly: bool) -> Iterator[PromptCache | None]:
     settings = context.settings
-    cache = open_existing(settings.paths.states, None if settings.cache.budget in ("auto", 0) else settings.cache.budget)
+    cache = open_existing(settings.paths.states, None if settings.cache.budget in ("auto", 0) else settings.cache.budget, readonly=readonly)
     try:
         yield cache
     finally:
@@ -51,7 +51,7 @@ def _opened(context: Any) -> Iterator[PromptCache | None]:
 
 
 def _stats(context: Any) -> int:
-    with _opened(context) as cache:
+    with _opened(context, readonly=True) as cache:
         nothing = {"folder": str(context.settings.paths.states), "entries": 0, "bytes": 0, "builds": [], "counters": {}}
         found = stats(cache) if cache is not None else nothing
     if context.args.json:
@@ -60,14 +60,16 @@ def _stats(context: Any) -> int:
     budget = f" of {size(found['budget'])}" if "budget" in found else ""
     context.print(f"{found['entries']:,} states, {size(found['bytes'])}{budget} in {found['folder']}")
     if found["builds"]:
-        context.table(("build", "family", "states", "size"), [(b["name"], b["family"], b["entries"], size(b["bytes"])) for b in found["builds"]])
+        rows = [(_named(b["names"]), b["family"], b["entries"], size(b["bytes"])) for b in found["builds"]]
+        context.table(("build", "family", "states", "size"), rows)
+        _explain_shared(context, [b["names"] for b in found["builds"]])
     for name, count in found["counters"].items():
         context.print(f"{name}: {size(count) if name.startswith('bytes') else f'{count:,}'}")
     return 0
 
 
 def _list(context: Any) -> int:
-    with _opened(context) as cache:
+    with _opened(context, readonly=True) as cache:
         rows = listing(cache) if cache is not None else []
     if context.args.json:
         context.json(rows)
@@ -76,18 +78,29 @@ def _list(context: Any) -> int:
         lines = []
         for r in rows:
             counts = (r["entries"], r["tokens"], size(r["bytes"]), when(r["last_used"]))
-            lines.append((r["conversation"], r["build"], *counts, "yes" if r["pinned"] else ""))
+            lines.append((r["conversation"], _named(r["builds"]), *counts, "yes" if r["pinned"] else ""))
         context.table(("conversation", "build", "states", "tokens", "size", "used", "pinned"), lines)
+        _explain_shared(context, [r["builds"] for r in rows])
     else:
         context.stderr.notice("no stored states")
     return 0
+
+
+def _named(names: list[str]) -> str:
+    return " = ".join(names)
+
+
+def _explain_shared(context: Any, names: list[list[str]]) -> None:
+    """What stands behind "A = B"."""
+    if any(len(some) > 1 for some in names):
+        context.stderr.notice("A = B: the same build under two names; either resumes from the states of both, and --build takes either")
 
 
 def _prune(context: Any) -> int:
     args = context.args
     if args.all and (args.older_than is not None or args.to is not None or args.build is not None):
         raise UsageError("--all goes alone.")
-    with _opened(context) as cache:
+    with _opened(context, readonly=args.dry_run) as cache:
         if cache is None:
             return _pruned(context, 0, 0, 0)
         before, entries = used_bytes(cache), stats(cache)["entries"]

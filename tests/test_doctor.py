@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from contextlib import closing
+from types import SimpleNamespace
 
 from dsv41chat.engine.errors import PackIncomplete
+from dsv41chat.settings import load_settings
+from dsv41chat.store.prompt_cache import PromptCache
 from dsv41chat.ui.host import EngineHost
 from tests.rights import ordinary_rights
 
@@ -92,3 +97,72 @@ def test_a_broken_build_and_no_back_end(program, tmp_path, monkeypatch):
 def test_a_part_is_still_asked_by_name(program):
     assert program("doctor", "nosuch").code == 2 and "did you mean engram" in program("doctor", "engrm").err
     assert program("doctor", "--nosuch").code == 2
+
+
+def test_a_read_only_mount_is_no_matter_of_rights(program, monkeypatch):
+    program("--headless", "hi")
+    real = os.statvfs
+
+    def mounted(place):
+        found = {name: getattr(real(place), name) for name in dir(real(place)) if name.startswith("f_")}
+        return SimpleNamespace(**found | {"f_flag": found["f_flag"] | os.ST_RDONLY})
+
+    monkeypatch.setattr(os, "statvfs", mounted)
+    result = program("doctor", "--json")
+    found = lines(result)
+    for name in ("data folder", "state folder", "database"):
+        assert found[name]["verdict"] == "fail" and "mounted read-only" in found[name]["text"]
+        assert "chmod" not in found[name]["remedy"] and "mount it for writing" in found[name]["remedy"]
+    assert result.code == 1
+
+
+def test_kept_states_are_looked_at_without_writing(program):
+    """Where nothing may be written, and where it may: looking leaves no trace."""
+    program("--headless", "hi")
+    folder = load_settings(data_dir=program.data, environ={}).paths.states
+    with closing(PromptCache.open(folder, 2**31)):
+        pass
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    commands = [("cache", "stats"), ("cache", "list"), ("cache", "prune", "--all", "--dry-run"), ("conversations", "list")]
+    for words in commands:
+        assert program(*words).code == 0
+    after = sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    assert [one for one in after if not one[0].endswith(("-wal", "-shm"))] == before
+    with ordinary_rights():
+        for path in (*folder.rglob("*"), folder):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        try:
+            for words in commands:
+                assert program(*words).code == 0, words
+            assert program("cache", "prune", "--all").code == 8
+        finally:
+            for path in (folder, *folder.rglob("*")):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_a_damaged_database_is_one_answer_for_every_command(program):
+    """Wherever the damage is: the same sentence, exit 8, and not a byte of the file changed."""
+    program("--headless", "question " + "words " * 2000)
+    path = program.data / "chat.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"))
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+    whole = path.read_bytes()
+    commands = [
+        ("conversations", "list"), ("conversations", "export", "--all"), ("conversations", "search", "words"), ("models", "list"),
+        ("doctor", "routes"), ("--headless", "hi"), ("--dry-run", "hi"), ("--load-only",),
+    ]  # fmt: skip
+    for page in (roots["builds"], roots["messages"], roots["messages_parent"], roots["facts"], pages):
+        cut = bytearray(whole)
+        cut[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
+        for words in commands:
+            for beside in program.data.glob("chat.db*"):
+                beside.unlink()
+            path.write_bytes(cut)
+            done = program(*words)
+            assert done.code == 8, (page, words)
+            assert "is damaged: " in done.err and "stays as it is" in done.err and "sqlite3" in done.err and ".recover" in done.err
+            assert path.read_bytes() == cut
+        said = lines(program("doctor", "--json"))["database"]
+        assert said["verdict"] == "fail" and said["text"] in done.err and said["remedy"] in done.err

@@ -101,6 +101,18 @@ def primary_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
+def damaged(where: Path | str, why: str) -> StoreDamaged:
+    """One sentence for every damage, wherever it is met. why: what SQLite finds, of which the last line names the place."""
+    why = why.strip().splitlines()[-1] if why.strip() else "its pages contradict each other"
+    folder = Path(where).with_name("damaged")
+    return StoreDamaged(
+        f"{where} is damaged: {why}. It is neither read nor written, and stays as it is.",
+        # With the log beside it, which must not meet another file of that name.
+        f"move it aside (mkdir {folder} && mv {where}* {folder}/) and start again; what can be saved comes back with a current sqlite3: "
+        f"sqlite3 {folder}/{Path(where).name} .recover | sqlite3 {where}",
+    )
+
+
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -110,6 +122,8 @@ def from_os(error: OSError, path: Path, *, reading: bool = False) -> StoreError:
     reason = error.strerror or str(error)
     if reading and error.errno in _READ_ONLY:
         return StoreUnreadable(f"{path} cannot be read: {reason}", "fix its rights, or choose another folder with --data-dir")
+    if error.errno == errno.EROFS:
+        return StoreReadOnly(f"{path} cannot be written: {reason}", "choose another folder with --data-dir, or mount its file system for writing")
     if error.errno in _READ_ONLY:
         return StoreReadOnly(f"{path} cannot be written: {reason}", "choose another folder with --data-dir, or fix its rights")
     if error.errno in _FULL:
@@ -134,8 +148,9 @@ def from_sqlite(error: sqlite3.Error, path: Path | None, *, reading: bool = Fals
         return StoreReadOnly(f"{where} cannot be written: read-only", "choose another folder with --data-dir, or fix its rights")
     if primary == sqlite3.SQLITE_CANTOPEN:
         return StoreReadOnly(f"{where} cannot be opened", "check that the folder exists and may be written, or use --data-dir")
-    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreDamaged(f"{where} is damaged: {error}", "move the file aside and start again; `sqlite3 FILE .recover` can save its text")
+    # Text that is none comes as an error of Python's own module, without a code.
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "Could not decode to UTF-8" in str(error):
+        return damaged(where, str(error))
     return StoreError(f"{where}: {error}", "run `dsv41chat doctor`")
 
 

@@ -25,6 +25,14 @@ def refuse_file(folder: Path) -> None:
         raise StoreError(f"{place} is not a folder", "move it aside, or choose another folder with --data-dir")
 
 
+def mounted_readonly(path: Path) -> bool:
+    """Whether the file system of an existing `path` is mounted so that nobody may write there, whatever the rights say."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
 def private_folder(path: Path) -> Path:
     """Make `path` and its missing parents, the ones made with mode 0700. Raises StoreReadOnly, StoreFull or StoreError."""
     path = Path(path)

@@ -34,6 +34,7 @@ FOLDER = "prompt_cache"
 DATABASE = "index.db"
 MIN_AUTO_BYTES, MAX_AUTO_BYTES = 2 * 2**30, 64 * 2**30
 MIN_FREE_BYTES, MIN_FREE_SHARE = 10 * 2**30, 0.05  # of a disk; the smaller one counts
+MAX_NAMES = 8  # of one build that are remembered
 # A small log file: the folder's size is promised, the log belongs to it.
 _PRAGMAS = {"synchronous": "NORMAL", "wal_autocheckpoint": "32", "journal_size_limit": "0"}
 
@@ -103,10 +104,28 @@ class PromptCache:
             cache.count("moved aside")
         return cache
 
+    @classmethod
+    def open_readonly(cls, folder: Path, budget_bytes: int | None = None, **options: Any) -> PromptCache:
+        """Open the cache that is in `folder` to be looked at: nothing is written, also where nothing can be.
+
+        Raises StoreDamaged, StoreNewer, StoreUnreadable.
+        """
+        db = Connections(Path(folder) / DATABASE, index.PROMPT_CACHE, readonly=True, pragmas=_PRAGMAS)
+        try:
+            cache = cls(Path(folder), db, budget_bytes, **options)
+            version = cache._meta("schema_version", lambda: index.SCHEMA_VERSION)
+            if version != index.SCHEMA_VERSION:
+                raise StoreNewer(f"the prompt cache has schema {version}")
+        except BaseException:
+            db.close()
+            raise
+        return cache
+
     def close(self) -> None:
         """Write the counters, close the index. Never raises."""
         try:
-            self._flush_counters()
+            if not self.db.readonly:
+                self._flush_counters()
         except StoreError as error:
             log.info("counters of the prompt cache were lost: %s", error)
         self.db.close()
@@ -114,9 +133,12 @@ class PromptCache:
     # finding and reading -----------------------------------------------------------------------------------------------
 
     def build(self, facts: Mapping[str, Any], family: str, info: Mapping[str, Any]) -> BuildKey:
-        """The key of a loaded build; notes that it was loaded. info: shown by `cache stats`."""
+        """The key of a loaded build; notes that it was loaded. info: shown by `cache stats`; every `name` that it was loaded by is kept."""
         fp, now = index.fingerprint(facts), self.clock()
         with self.db.write() as db:
+            known = db.execute("SELECT info FROM build WHERE fp = ?", [fp]).fetchone()
+            names = [name for name in index.names_of(known[0] if known else None) if name != info.get("name")]
+            info = {**info, "names": [*([info["name"]] if info.get("name") else []), *names][:MAX_NAMES]}
             db.execute(
                 "INSERT INTO build(fp, family, info, created, last_used) VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT(fp) DO UPDATE SET last_used = excluded.last_used, info = excluded.info",
@@ -316,6 +338,8 @@ class PromptCache:
             row = db.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()
         if row is not None:
             return row[0]
+        if self.db.readonly:
+            return str(make())
         with self.db.write() as db:
             db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", [key, str(make())])
             return db.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()[0]

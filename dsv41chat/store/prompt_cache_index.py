@@ -109,6 +109,12 @@ def fingerprint(facts: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def names_of(info: str | None) -> list[str]:
+    """The names under which a build was loaded, the last one first. info: of its row."""
+    known = json.loads(info or "{}")
+    return known.get("names") or [name for name in [known.get("name")] if name]
+
+
 def chain(build: BuildKey, ids: bytes) -> list[bytes]:
     """H(0), H(1), ...: one keyed hash per whole block of BLOCK_TOKENS ids. ids: little-endian uint32."""
     step = 4 * BLOCK_TOKENS

@@ -20,7 +20,7 @@ from sqlite_utils import Database
 
 from dsv41chat.store import files
 from dsv41chat.store import prompt_cache_index as index
-from dsv41chat.store.errors import StoreError, translated
+from dsv41chat.store.errors import StoreDamaged, StoreError, StoreNewer, translated
 from dsv41chat.store.locks import process_birth
 from dsv41chat.store.prompt_cache import DATABASE, PromptCache
 from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom, read_data, read_header, write_file
@@ -184,10 +184,10 @@ def _victims(cache: PromptCache, older_than: float | None, build: str | None, ev
         return [
             row["id"] for row in rows
             if row["id"] not in keep and (everything or not row["pinned"]) and (older_than is None or row["last_used"] < older_than)
-            and (build is None or build in (row["fp"], row["name"]))
+            and (build is None or build == row["fp"] or build in index.names_of(row["info"]))
         ]  # fmt: skip
 
-    select = "SELECT m.*, b.fp, b.last_used AS loaded, json_extract(b.info, '$.name') AS name FROM mark m JOIN build b ON b.id = m.build_id"
+    select = "SELECT m.*, b.fp, b.last_used AS loaded, b.info FROM mark m JOIN build b ON b.id = m.build_id"
     if older_than is None and build is None and not everything:
         with cache.db.read() as db:
             stale = list(db.query(f"{select} WHERE b.last_used < ? ORDER BY m.last_used, m.pos DESC", [now - STALE_BUILD_S]))
@@ -426,16 +426,21 @@ def _joined(cache: PromptCache, run: list[Any]) -> tuple[dict[str, Any], dict[st
 
 
 def stats(cache: PromptCache) -> dict[str, Any]:
-    """entries, bytes (of the whole folder), budget, per build, and counters since the cache began."""
+    """entries, bytes (of the whole folder), budget, per build, and counters since the cache began.
+
+    name of a build: by which it was loaded last; names: all. Builds that compute the same are one here, whatever they are called.
+    """
     with cache.db.read() as db:
         builds = [
             dict(row)
             for row in db.query(
-                "SELECT json_extract(b.info, '$.name') AS name, b.family, b.fp, b.last_used, count(m.id) AS entries,"
+                "SELECT json_extract(b.info, '$.name') AS name, b.info AS names, b.family, b.fp, b.last_used, count(m.id) AS entries,"
                 " coalesce(sum(m.bytes), 0) + (SELECT coalesce(sum(bytes), 0) FROM seg WHERE build_id = b.id) AS bytes"
                 " FROM build b LEFT JOIN mark m ON m.build_id = b.id GROUP BY b.id ORDER BY b.last_used DESC"
             )
         ]
+        for row in builds:
+            row["names"] = index.names_of(row["names"])
         kinds = {row["kind"]: row["n"] for row in db.query("SELECT kind, count(*) AS n FROM mark GROUP BY kind")}
         counters = {row["name"]: row["count"] for row in db.query("SELECT name, count FROM counter")}
         segments = db.execute("SELECT count(*) FROM seg").fetchone()[0]
@@ -453,8 +458,8 @@ def listing(cache: PromptCache, build_fp: str | None = None) -> list[dict[str, A
         rows = [
             dict(row)
             for row in db.query(
-                "SELECT c.conv_id AS conversation, json_extract(b.info, '$.name') AS build, b.fp, count(*) AS entries, max(m.pos) AS tokens,"
-                " sum(m.bytes) AS bytes, max(m.last_used) AS last_used, max(m.pinned) AS pinned, m.build_id"
+                "SELECT c.conv_id AS conversation, json_extract(b.info, '$.name') AS build, b.info AS builds, b.fp, count(*) AS entries,"
+                " max(m.pos) AS tokens, sum(m.bytes) AS bytes, max(m.last_used) AS last_used, max(m.pinned) AS pinned, m.build_id"
                 " FROM conv_mark c JOIN mark m ON m.id = c.mark_id JOIN build b ON b.id = m.build_id"
                 " WHERE ? IS NULL OR b.fp = ? GROUP BY c.conv_id, m.build_id ORDER BY last_used DESC",
                 [build_fp, build_fp],
@@ -467,14 +472,22 @@ def listing(cache: PromptCache, build_fp: str | None = None) -> list[dict[str, A
                 " SELECT coalesce(sum(bytes), 0) FROM seg WHERE id IN (SELECT id FROM up)",
                 [row["conversation"], row.pop("build_id")],
             ).fetchone()[0]
-            row["pinned"] = bool(row["pinned"])
+            row["pinned"], row["builds"] = bool(row["pinned"]), index.names_of(row["builds"])
     return rows
 
 
-def open_existing(folder: Path, budget_bytes: int | None) -> PromptCache | None:
-    """The cache of `folder` if there is one; None, and nothing is made, otherwise. Raises StoreError: also for a file in the folder's place."""
+def open_existing(folder: Path, budget_bytes: int | None, *, readonly: bool = False) -> PromptCache | None:
+    """The cache of `folder` if there is one; None, and nothing is made, otherwise. Raises StoreError: also for a file in the folder's place.
+
+    readonly: to be looked at only. An index that cannot be used is set aside all the same, as at every opening.
+    """
     with translated(Path(folder), reading=True):
         if not (Path(folder) / DATABASE).exists():
             files.refuse_file(folder)
             return None
+    if readonly:
+        try:
+            return PromptCache.open_readonly(folder, budget_bytes)
+        except (StoreDamaged, StoreNewer) as error:
+            log.info("the prompt cache cannot be looked at: %s", error)
     return PromptCache.open(folder, budget_bytes)

@@ -10,7 +10,7 @@ from typing import Any
 from dsv41chat.store.answers import Answers, AnswerWriter
 from dsv41chat.store.builds import Builds
 from dsv41chat.store.conversations import Conversations
-from dsv41chat.store.db import BUSY_S, Connections
+from dsv41chat.store.db import BUSY_S, Connections, problem
 from dsv41chat.store.drafts import Drafts
 from dsv41chat.store.errors import StoreError
 from dsv41chat.store.facts import Facts
@@ -137,8 +137,7 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
     def integrity(self) -> str | None:
         """What SQLite finds wrong with the pages and indexes of the file; None if nothing. Reads all of it."""
         with self.db.read() as db:
-            found = db.conn.execute("PRAGMA quick_check(1)").fetchone()
-        return None if found is None or found[0] == "ok" else str(found[0])
+            return problem(db)
 
     def lock(self, conversation_id: str) -> Holder:
         """Keep other processes from writing to a conversation. Taking it again is harmless; a dead process's lock is taken over.

@@ -64,7 +64,7 @@ class ChatApp(App[int]):
         self.begin = start or AppStart()
         self.build = self.begin.build
         self.readonly = self.begin.readonly or self.store.readonly
-        self.unsaved = "" if self.store.path is not None else "memory"
+        self.unsaved = "" if self.store.path is not None else self.begin.unsaved or "memory"
         self._said = ""
         self._tokenizer: Any = None
         self.auto_theme, self.typed_early = "dark", ""
@@ -289,7 +289,7 @@ class ChatApp(App[int]):
         from dsv41chat.store.prompt_cache_room import listing
 
         try:
-            return {row["conversation"]: row["bytes"] for row in listing(states.cache) if row["build"] == view.name}
+            return {row["conversation"]: row["bytes"] for row in listing(states.cache) if view.name in row["builds"]}
         except StoreError as error:
             log.warning("the stored states cannot be listed: %s", error)
             return {}

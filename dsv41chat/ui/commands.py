@@ -142,21 +142,30 @@ def common(lines: list[str]) -> str:
     return os.path.commonprefix(lines)
 
 
-def read_attachment(argument: str) -> tuple[str, str]:
-    """(name, text) of a file for the message. Raises CommandError with the reason."""
-    from dsv41chat.ui.inputs import read_bytes
-
+def attachment_path(argument: str) -> Path:
+    """The file that `/read` names: one quoted or escaped word, else all of it."""
     try:
         words = shlex.split(argument)
     except ValueError:
         words = [argument]
-    path = Path(words[0] if len(words) == 1 else argument).expanduser()
+    return Path(words[0] if len(words) == 1 else argument).expanduser()
+
+
+def read_attachment(argument: str, note: Callable[[int, int], None] = lambda done, total: None) -> tuple[str, str]:
+    """(name, text) of a file for the message. note(bytes read, bytes in all): called between the pieces; what it raises ends the reading.
+
+    Raises CommandError with the reason.
+    """
+    from dsv41chat.ui.inputs import read_bytes
+
+    path = attachment_path(argument)
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             # Opening a pipe may wait for ever, and a device may have no end.
             raise CommandError(f"{path} is not a file.")
         with path.open("rb") as file:
-            data = read_bytes(file, MAX_FILE_BYTES)
+            total = os.fstat(file.fileno()).st_size
+            data = read_bytes(file, MAX_FILE_BYTES, lambda done: note(done, total))
         if data is None:
             raise CommandError(f"{path} is larger than 16 MiB ({MAX_FILE_BYTES:,} bytes).")
     except OSError as error:

@@ -18,6 +18,8 @@ from dsv41chat.engine.checks import Line
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.settings import ConfigError
 from dsv41chat.store import DATABASE, Store, StoreError
+from dsv41chat.store.errors import damaged
+from dsv41chat.store.files import mounted_readonly
 from dsv41chat.ui.clipboard import OSC_LIMIT, routes
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 GB = 1e9
 LOW_DISK_BYTES = 2 << 30
+READ_ONLY_MOUNT = "its file system is mounted read-only"
+REMOUNT = "mount it for writing, or --data-dir another; --readonly reads what is there"
 
 
 def versions() -> Line:
@@ -65,11 +69,15 @@ def folders(settings: Settings) -> Iterator[Line]:
 def _folder(name: str, folder: Path) -> Line:
     if not folder.exists():
         parent = next(place for place in folder.absolute().parents if place.exists())
+        if mounted_readonly(parent):
+            return Line("fail", f"{name} folder", f"{folder} is not there, and {READ_ONLY_MOUNT}", REMOUNT)
         if os.access(parent, os.W_OK | os.X_OK):
             return Line("ok", f"{name} folder", f"{folder}: made when it is needed")
         return Line("fail", f"{name} folder", f"{folder} is not there and {parent} may not be written", "fix its rights, or --data-dir another")
     if not folder.is_dir():
         return Line("fail", f"{name} folder", f"{folder} is not a folder", "move it aside, or --data-dir another")
+    if mounted_readonly(folder):
+        return Line("fail", f"{name} folder", f"{folder} may not be written: {READ_ONLY_MOUNT}", REMOUNT)
     if not os.access(folder, os.W_OK | os.X_OK):
         return Line("fail", f"{name} folder", f"{folder} may not be written", f"chmod u+rwx {folder}, or --data-dir another")
     open_to = stat.S_IMODE(folder.stat().st_mode) & 0o077
@@ -98,7 +106,10 @@ def database(settings: Settings) -> Line:
     except StoreError as error:
         return Line("fail", "database", str(error), error.hint)
     if problem is not None:
-        return Line("fail", "database", f"{path} is damaged: {problem}", "move it aside; sqlite3 FILE .recover can save its text")
+        error = damaged(path, problem)
+        return Line("fail", "database", str(error), error.hint)
+    if mounted_readonly(path):
+        return Line("fail", "database", f"{path} may be read and not written: {READ_ONLY_MOUNT}", REMOUNT)
     if not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         return Line("fail", "database", f"{path} may be read and not written by you", f"chmod u+w '{path}'")
     return Line("ok", "database", f"{path}: {count:,} conversation{'' if count == 1 else 's'}, {path.stat().st_size / 1e6:,.1f} MB, intact")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +18,8 @@ _READ_BYTES = 1 << 20
 
 def fenced(name: str, text: str) -> str:
     """An attached file: its name, then its text in a fence longer than any run of backticks in it."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    # The search through a large text holds all other threads up.
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0) if "`" in text else 0
     fence = "`" * max(3, longest + 1)
     return f"File: {name}\n{fence}\n{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{fence}"
 
@@ -37,14 +38,16 @@ def decode(data: bytes, what: str) -> str:
         raise UsageError(f"{what} is not valid UTF-8 ({where}).", hint="convert it with iconv -t UTF-8") from None
 
 
-def read_bytes(file: BinaryIO, limit: int | None) -> bytes | None:
+def read_bytes(file: BinaryIO, limit: int | None, note: Callable[[int], None] = lambda done: None) -> bytes | None:
     """What is left of a file, or None when that is more than `limit` bytes; of a file without an end too, no more than that is read.
 
-    Read in pieces, so that a signal is heard between them. limit None: everything.
+    Read in pieces, so that a signal is heard between them. limit None: everything. note(bytes read): after each piece.
     """
-    pieces, left = [], limit
+    pieces, left, done = [], limit, 0
     while piece := file.read(_READ_BYTES if left is None else min(_READ_BYTES, left + 1)):
         pieces.append(piece)
+        done += len(piece)
+        note(done)
         if left is not None:
             left -= len(piece)
             if left < 0:

@@ -22,6 +22,9 @@ _REPLACEMENTS.pop(0x0A)
 # JSON escapes what is below a space itself.
 _ESCAPES = {code: f"\\u{code:04x}" for code in (*_REPLACEMENTS, 0x85) if code >= 0x7F}
 
+# As many characters as before: places in a text that is edited must stay.
+_IN_PLACE = {code: symbol for code, symbol in _REPLACEMENTS.items() if code != 0x09} | {0x2028: "\u2424", 0x2029: "\u2424"}
+
 _ONE_LINE = _REPLACEMENTS | {0x0A: "\u2424", 0x09: " ", 0x2028: " ", 0x2029: " "}
 
 
@@ -41,6 +44,11 @@ def visible_line(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return text.replace("\r\n", "\n").translate(_ONE_LINE)
+
+
+def in_place(text: str) -> str:
+    """One line of a text that is being edited: the same number of characters, tabs as they are."""
+    return text if text.isascii() and text.isprintable() else text.translate(_IN_PLACE)
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

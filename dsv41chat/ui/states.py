@@ -481,7 +481,7 @@ def listing(settings: Settings) -> list[dict[str, Any]]:
     from dsv41chat.store.prompt_cache_room import open_existing
 
     try:
-        cache = open_existing(settings.paths.states, None)
+        cache = open_existing(settings.paths.states, None, readonly=True)
     except StoreError as error:
         log.info("the prompt cache could not be listed: %s", error)
         return []

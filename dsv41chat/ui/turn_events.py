@@ -116,7 +116,8 @@ class AppStart:
     view: the conversation to open, None for a new one. prompt: put into the composer, sent at once with `send`; attachments:
     (name, text) of files and of piped input. build, system: for the first turn's TurnRequest. notices: sentences to show at
     start (interrupted answers, settings warnings, no conversation to continue). backend_missing: the one line to show when nothing can be loaded.
-    theme, mouse: None leaves the setting. program: the name under which the program was called.
+    theme, mouse: None leaves the setting. program: the name under which the program was called. unsaved: why the conversations could not
+    be opened, so that nothing can be stored although it should be.
     """
 
     view: ConversationView | None = None
@@ -134,6 +135,7 @@ class AppStart:
     mouse: bool | None = None
     save: bool = True
     program: str = "dsv41chat"
+    unsaved: str = ""
 
 
 @dataclass(frozen=True)

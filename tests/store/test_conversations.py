@@ -208,3 +208,25 @@ def test_a_conversation_open_elsewhere_is_not_changed(store, open_store):
     assert other.purge_deleted(-1) == ()
     store.unlock(conversation.id)
     assert other.purge_deleted(-1) == (conversation.id,)
+
+
+def test_a_message_that_is_back_in_the_composer_is_not_counted(store):
+    """It is the draft that replaces it, or was taken off the branch on screen; answered, it counts whatever is written."""
+    key = store.new_conversation().id
+    count = lambda: store.list_conversations()[0].messages
+    first = store.add_message(key, None, "user", "question").id
+    assert count() == 1, "sent, and not answered yet"
+    store.save_draft(key, "question", editing=first)
+    assert count() == 0
+    store.save_draft(key, "")
+    assert count() == 1
+    store.set_leaf(key, None)
+    assert count() == 0
+    store.set_leaf(key, first)
+    answer = store.add_message(key, first, "assistant", "answer").id
+    store.save_draft(key, "question", editing=first)
+    assert count() == 2
+    store.add_message(key, answer, "user", "too long")
+    assert count() == 3
+    store.set_leaf(key, answer)
+    assert count() == 2

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dsv41chat.store import StoreReadOnly
+from dsv41chat.settings import load_settings
+from dsv41chat.store import StoreReadOnly, prompt_cache_index
 from dsv41chat.store import prompt_cache_room as room
 from dsv41chat.store.prompt_cache_files import CacheCorrupt, NoRoom
 from dsv41chat.store.prompt_cache_put import Ticket
 from tests.rights import ordinary_rights
-from tests.store.states import build_of, load, open_cache, packed, save
+from tests.store.states import FACTS, build_of, load, open_cache, packed, save
 
 IDS = list(range(1000, 9000))
 
@@ -499,3 +500,36 @@ def test_what_others_keep_in_the_folder_is_let_be(folder):
     assert (folder / "notes.txt").read_text() == "mine" and (folder / "trash-of-mine").is_dir()
     assert not [path for path in folder.glob("trash-*") if path.name != "trash-of-mine"]
     cache.close()
+
+
+def test_one_build_under_two_names_is_listed_under_both(folder):
+    """The states are the same ones: both names find them, list them and prune them."""
+    cache = open_cache(folder)
+    with cache.db.write() as db:
+        # A row from before names were kept.
+        values = [prompt_cache_index.fingerprint(FACTS), '{"name": "old"}']
+        db.execute("INSERT INTO build(fp, family, info, created, last_used) VALUES (?, 'v41', ?, 1, 1)", values)
+    save(cache, build_of(cache, name="one"), IDS, 100)
+    save(cache, build_of(cache, name="two"), IDS, 200, conversation="d")
+    build_of(cache, name="one")
+    (stats,) = room.stats(cache)["builds"]
+    assert (stats["name"], stats["names"], stats["entries"]) == ("one", ["one", "two", "old"], 2)
+    assert [(row["build"], row["builds"]) for row in room.listing(cache)] == [("one", ["one", "two", "old"])] * 2
+    for name, marks in (("three", 0), ("two", 1), ("one", 1)):  # the newest is in use
+        assert room.would_evict(cache, 0, build=name)[0] == marks
+    for number in range(20):
+        build_of(cache, name=f"n{number}")
+    assert len(room.stats(cache)["builds"][0]["names"]) == 8
+
+
+def test_the_lists_say_that_two_names_are_one_build(program):
+    with contextlib.closing(open_cache(load_settings(data_dir=program.data, environ={}).paths.states)) as cache:
+        save(cache, build_of(cache, name="one"), IDS, 100)
+    for words in (("cache", "stats"), ("cache", "list")):
+        shown = program(*words)
+        assert " = " not in shown.out and "two names" not in shown.err
+    with contextlib.closing(open_cache(load_settings(data_dir=program.data, environ={}).paths.states)) as cache:
+        build_of(cache, name="two")
+    for words in (("cache", "stats"), ("cache", "list")):
+        shown = program(*words)
+        assert "two = one" in shown.out and "the same build under two names" in shown.err

@@ -7,10 +7,13 @@ import os
 from dataclasses import replace
 
 import pytest
+from textual.widgets import Input
 
 from dsv41chat.store import Store
 from dsv41chat.ui.commands import COMMANDS, hint
 from dsv41chat.ui.present import readonly_reason
+from dsv41chat.ui.screens.dialogs import LineScreen
+from dsv41chat.ui.screens.settings import SettingsScreen
 from dsv41chat.ui.widgets.foot import Foot, packed
 from tests.ui.fakes import Script
 from tests.ui.test_mended import stored
@@ -213,3 +216,48 @@ def test_a_batch_says_once_which_model_answers(program):
     items = "".join(json.dumps({"prompt": f"q{i}"}) + "\n" for i in range(3))
     result = program("--batch", "-", stdin=items)
     assert result.code == 0 and len(result.out.splitlines()) == 3 and result.err.count("nano answers: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "typed", "said", "then"),
+    [
+        ("draft", "deep", "draft must be", "3"), ("temperature", "-1", "temperature must be", "0.5"),
+        ("seed", "x", "seed must be a whole number, or random, not 'x'.", "7"),
+    ],  # fmt: skip
+)
+async def test_a_wrong_value_is_named_and_the_dialog_stays(tmp_path, row, typed, said, then):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 36)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        await pilot.press("f8")
+        await until(lambda: isinstance(app.screen, SettingsScreen) and app.screen._rows)
+        index = [one.name for one in app.screen._rows].index(row)
+        await pilot.press(*["down"] * index, "enter")
+        await until(lambda: isinstance(app.screen, LineScreen) and app.screen.query(Input))
+        field = app.screen.query_one(Input)
+        field.value = typed
+        await pilot.press("enter")
+        await shows(app, said)
+        assert isinstance(app.screen, LineScreen) and field.value == typed
+        field.value = then
+        await until(lambda: said not in screen_text(app))
+        await pilot.press("enter")
+        await until(lambda: isinstance(app.screen, SettingsScreen))
+        await until(lambda: str(chat.option_values()[row][0]) == then)
+
+
+async def test_a_wrong_option_is_named_and_the_dialog_stays(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 36)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        chat.action_ask_option("set")
+        await until(lambda: isinstance(app.screen, LineScreen) and app.screen.query(Input))
+        app.screen.query_one(Input).value = "temperature hot"
+        await pilot.press("enter")
+        await shows(app, "temperature must be", "'hot'")
+        assert isinstance(app.screen, LineScreen)
+        app.screen.query_one(Input).value = "temperature 0.5"
+        await pilot.press("enter")
+        await until(lambda: chat.option_values()["temperature"][0] == 0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 
 import pytest
 
@@ -15,7 +16,7 @@ from dsv41chat.ui import batch, commands, inputs
 from dsv41chat.ui.interrupts import Interrupts
 from tests.ui.fakes import FakeTokenizer, Script
 from tests.ui.program import Program
-from tests.ui.tui import chat_of, make_app, say, shows, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, shows, until
 
 
 @pytest.fixture
@@ -196,3 +197,93 @@ async def test_the_screen_counts_a_large_file_in_pieces(tmp_path):
         await pilot.press("enter")
         await shows(app, "This message alone has")
         assert max(tokenizer.lengths) <= tokens.PIECE
+
+
+class Slow:
+    """Stands in for a disk: a read goes on until it is let go, or until its reader wants no more."""
+
+    def __init__(self, monkeypatch):
+        self.go, self.reads, self.ended = threading.Event(), 0, 0
+        plain = inputs.read_bytes
+
+        def read(file, limit, note=lambda done: None):
+            self.reads += 1
+            try:
+                while not self.go.wait(0.01):
+                    note(1000)
+                return plain(file, limit, note)
+            finally:
+                self.ended += 1
+
+        monkeypatch.setattr(inputs, "read_bytes", read)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    disk = Slow(monkeypatch)
+    yield disk
+    disk.go.set()
+
+
+@pytest.mark.parametrize("how", ["command", "tab"])
+async def test_the_screen_lives_while_a_file_is_read(tmp_path, slow, how):
+    """What is typed stands behind the file, and Enter sends both once it is read."""
+    path = tmp_path / "long.txt"
+    path.write_text("some words\n" * 1000)
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+        chat.composer.insert(f"/read {path}" if how == "command" else f"see @{path}")
+        await pilot.press("enter" if how == "command" else "tab")
+        await shows(app, "[file 1: long.txt, reading]", "reading long.txt 9% · Esc cancels")
+        await pilot.press(*"what", "enter", "n")
+        assert chat.conversation is None and chat.composer.text.endswith("what\nn")
+        chat.save_draft(now=True)
+        kept = app.store.draft(None)
+        assert "reading]" not in kept.text and not (kept.meta or {}).get("chips") and kept.text.endswith("what\nn")
+        slow.go.set()
+        await ended(chat)
+        text = app.store.path_to(chat.leaf_id)[0].text
+        assert text == ("" if how == "command" else "see ") + inputs.fenced("long.txt", path.read_text()) + "\n\nwhat\nn"
+
+
+@pytest.mark.parametrize("typed", ["", "more"])
+async def test_esc_ends_the_reading_of_a_file(tmp_path, slow, typed):
+    path = tmp_path / "long.txt"
+    path.write_text("some words\n")
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+        chat.composer.insert(f"/read {path}")
+        await pilot.press("enter")
+        await until(lambda: slow.reads == 1)
+        await pilot.press(*typed, *(["enter"] if typed else []), "escape")
+        await until(lambda: slow.ended == 1 and not chat._readings)
+        assert chat.composer.text == (f"{typed}\n" if typed else f"/read {path}") and "reading long.txt" not in await drawn(app)
+        await shows(app, "Not read: long.txt.")
+        assert chat.conversation is None, "the message that waited for it is not sent without it"
+        chat.composer.reset(f"/read {path}")
+        slow.go.set()
+        await pilot.press("enter")
+        await until(lambda: "[file 1: long.txt, 1 line]" in chat.composer.text)
+
+
+async def test_a_file_that_cannot_be_read_gives_its_command_back(tmp_path):
+    odd = tmp_path / "a] b.txt"
+    odd.write_text("text")
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+        chat.composer.insert(f"/read {tmp_path}/none")
+        await pilot.press("enter")
+        await shows(app, "cannot be read")
+        await until(lambda: chat.composer.text == f"/read {tmp_path}/none")
+        chat.composer.reset(f"/read {odd}")
+        await pilot.press("enter")
+        await until(lambda: "[file 1: a) b.txt, 1 line]" in chat.composer.text)
+        assert chat.composer.expanded() == inputs.fenced("a] b.txt", "text") + "\n\n", "a bracket in its name does not hide its text"
+        await pilot.press("ctrl+z", "ctrl+y")
+        assert "[file 1: a) b.txt, 1 line]" in chat.composer.text

@@ -11,6 +11,7 @@ from dsv41chat.store import Store
 from dsv41chat.ui.sanitize import json_text
 from tests.ui.fakes import Script
 from tests.ui.test_plain import chat as line_mode
+from tests.ui.tui import chat_of, ended, make_app, screen_text, shows, until
 
 CONTROLS = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E, 0x2066)))
 NASTY = f"a\x1b]0;TITLE\x07b\x9b31mc\x1b[2J\x1bPq\x1b\\d\x90e\x9cf\x1b]52;c;AAAA\x07\r\n```sh\n\x1b[5mblink\n```\n{CONTROLS}end"
@@ -107,3 +108,44 @@ def test_a_megabyte(program, tmp_path, monkeypatch):
     other = program.at(tmp_path / "other")
     assert other("conversations", "import", str(file)).code == 0
     assert json.loads(other("conversations", "export", key, "--json").out)["messages"][1]["thinking"] == MEGABYTE
+
+
+async def test_the_composer_shows_control_characters_as_symbols_and_sends_what_was_pasted(tmp_path):
+    """Each takes the cell that it is drawn in: the caret and the end of a row stand where they are seen."""
+    pasted = "a\u202eb\u2066c\x07d\x0ce\x85f\u2028g\th"
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(60, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+        chat.composer.take(pasted)
+        await shows(app, "a\ufffdb\ufffdc\u2407d\u240ce\ufffdf\u2424g")
+        assert not set("\u202e\u2066\x07\x0c\x85\u2028") & set(screen_text(app))
+        assert chat.composer.text == pasted and chat.composer.document.line_count == 1
+        await pilot.press("home", "right", "right")
+        assert chat.composer.cursor_location == (0, 2) and chat.composer.wrapped_document.location_to_offset((0, 2)).x == 2
+        await pilot.press("end", "x", "backspace", "enter")
+        await ended(chat)
+        assert app.store.path_to(chat.leaf_id)[0].text == pasted
+        await shows(app, "a\ufffdb\ufffdc\u2407d\u240c")
+        chat.composer.take("\u202e" * 100 + "z")
+        assert chat.composer.wrapped_document.height == 2
+        await until(lambda: screen_text(app).count("\ufffd") >= 100 and "\ufffdz" in screen_text(app))
+        await pilot.press("ctrl+z")
+        await until(lambda: chat.composer.text == "")
+
+
+def test_the_document_of_the_composer_edits_as_textuals_does():
+    """On texts that have line feeds only, both hold the same after the same edits."""
+    import random
+
+    from textual.document._document import Document
+
+    from dsv41chat.ui.widgets.composer_document import PlainDocument
+
+    draw = random.Random(3)
+    ours, theirs = PlainDocument("one\ntwo\n"), Document("one\ntwo\n")
+    for _ in range(300):
+        places = [(row := draw.randrange(ours.line_count), draw.randint(0, len(ours.get_line(row)))) for _ in range(2)]
+        text = "".join(draw.choice("ab\n") for _ in range(draw.randrange(4)))
+        assert ours.replace_range(*places, text) == theirs.replace_range(*places, text)
+        assert ours.text == theirs.text and ours.lines == theirs.lines

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, ended, make_app, screen_text, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, screen_text, shows, until
 
 
 async def stopped_in_prefill(pilot, chat, text: str = "word " * 200) -> int:
@@ -146,3 +146,55 @@ async def test_a_key_pressed_again_to_stop_takes_nothing_away(tmp_path, monkeypa
         monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 0.0)
         await pilot.press(key)
         assert chat.composer.text == ""
+
+
+async def test_the_label_says_esc_cancels_when_it_does(tmp_path, monkeypatch):
+    """For a moment after a stop another Esc is taken for the one that stopped."""
+    monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 3600.0)
+    app = make_app(tmp_path, Script(prefill_s=0.05))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        await stopped_in_prefill(pilot, chat)
+        assert "Esc cancels" not in await shows(app, "editing message 1 · Enter creates a branch")
+        await pilot.press("escape")
+        assert chat.editing is not None
+        await pilot.press("x")
+        await shows(app, "editing message 1 · Enter creates a branch · Esc cancels")
+        monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 0.1)
+        await pilot.press("escape")
+        await until(lambda: chat.editing is None)
+        await stopped_in_prefill(pilot, chat)
+        await shows(app, "Enter creates a branch · Esc cancels")
+
+
+async def test_a_message_left_without_an_answer_says_so_at_once(tmp_path, monkeypatch):
+    """When its edit is cancelled, and when answering it is stopped before the first token; not while it is written again, nor once answered."""
+    monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 0.01)
+    app = make_app(tmp_path, Script(prefill_s=0.05))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        await stopped_in_prefill(pilot, chat)
+        assert "Not answered" not in await drawn(app)
+        await pilot.press("escape")
+        await shows(app, "Not answered: ctrl+R answers it.")
+        chat._finish = None
+        chat.status.prefilled = 0
+        for session in app.host.engine.script.sessions:
+            session.lane = ()  # all of it is read again
+        await pilot.press("ctrl+r")
+        await until(lambda: chat.status.prefilled >= 128)
+        assert "Not answered" not in await drawn(app)
+        await pilot.press("escape")
+        await ended(chat)
+        await shows(app, "Not answered: ctrl+R answers it.")
+        app.host.engine.script.prefill_s = 0.0
+        chat._finish = None
+        await pilot.press("ctrl+r")
+        await ended(chat)
+        assert "Not answered" not in await shows(app, "Hello from the fake engine.")
+        chat.begin_edit(chat._last("user"))
+        await pilot.press("escape")
+        await until(lambda: chat.editing is None)
+        assert "Not answered" not in await drawn(app)

@@ -16,6 +16,7 @@ import pytest
 
 from dsv41chat.store import Store, db
 from dsv41chat.ui.screens.dialogs import AskScreen
+from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.program import ROOT
 from tests.ui.tui import chat_of, ended, make_app, say, screen_text, shows, until
@@ -197,3 +198,23 @@ def test_a_disk_of_two_megabytes(tmp_path):
     assert code == "8" and json.loads(more)["exit_code"] == 8 and "Traceback" not in done.stderr
     whole = [json.loads(line)["conversation"] for line in answers[:-1]]
     assert whole and set(whole) <= {row["id"] for row in json.loads(listed)}, done.stderr
+
+
+async def test_what_could_not_be_opened_at_the_start_is_not_lost_without_a_question(tmp_path):
+    """Quitting tries the disk once more, and asks where it still refuses."""
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "chat.db"
+    path.write_bytes(b"no database at all " * 500)
+    app = make_app(tmp_path, Script(), AppStart(unsaved="it is damaged"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await say(pilot, app, "hello")
+        await pilot.press("ctrl+q")
+        await until(lambda: isinstance(app.screen, AskScreen))
+        await shows(app, "This conversation is not saved: it is damaged")
+        assert path.read_bytes() == b"no database at all " * 500
+        await pilot.press("escape")
+        path.unlink()
+        await pilot.press("ctrl+q")
+        await until(lambda: app._exit)
+    with Store.open(tmp_path / "data", readonly=True) as store:
+        assert [row.messages for row in store.list_conversations()] == [2]

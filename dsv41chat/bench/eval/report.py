@@ -17,9 +17,9 @@ EXAMPLE = "report nano -o nano.md"
 
 
 class NothingMeasured(EngineError):
-    """There is no receipt of this build. Exit 6."""
+    """There is no receipt of this build, so nothing to make a page of. Exit 2, as for an empty input."""
 
-    code = "not_found"
+    code = "usage"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,10 @@ def run(context: Any) -> int:
     receipts = newest(Receipts(context.settings.paths.state).all(build.fingerprint))
     receipts = [receipt for receipt in receipts if receipt["arm"] in ARMS]
     if not receipts:
-        raise NothingMeasured(f"Nothing has been measured of {build.name} ({build.fingerprint[:12]}) here.", f"dsv41chat eval ppl {build.name}")
+        raise NothingMeasured(
+            f"Nothing has been measured of {build.name} ({build.fingerprint[:12]}) here, and a report holds measured figures only.",
+            f"dsv41chat eval selfcheck {args.pack}, then the report again",
+        )
     if args.output is not None:
         args.output.expanduser().write_text(page(build, receipts), encoding="utf-8")
     if args.json:

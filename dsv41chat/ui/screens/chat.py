@@ -20,8 +20,10 @@ from dsv41chat.ui.builds import card_line
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, bindings, display, shown_keys
 from dsv41chat.ui.messages import Hint
 from dsv41chat.ui.present import entry_of, notice, readonly_reason
+from dsv41chat.ui.render.entry import USER
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat_drafts import DraftActions
+from dsv41chat.ui.screens.chat_files import FileActions
 from dsv41chat.ui.screens.chat_messages import MessageActions
 from dsv41chat.ui.screens.chat_settings import SettingsActions
 from dsv41chat.ui.screens.chat_tools import ToolActions
@@ -58,7 +60,9 @@ class Opened:
     build: str
 
 
-class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, WatchActions, Spawning, Screen):
+class ChatScreen(
+    DraftActions, FileActions, TurnActions, MessageActions, ToolActions, SettingsActions, TroubleActions, WatchActions, Spawning, Screen
+):  # fmt: skip
     """One conversation at a time; which one may change while the screen stays."""
 
     BINDINGS = bindings(CHAT) + bindings(GLOBAL)
@@ -77,6 +81,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         self._header_build = ""
         self._view: dict = {}
         self.init_drafts()
+        self.init_files()
         self.init_turns()
         self.init_messages()
         self.init_tools()
@@ -196,14 +201,27 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             again, goes_on = self._key("chat.regenerate"), self._key("message.edit")
             ways = f"{again} answers again; Tab, then {goes_on}, continues it"
             notices.append(notice(f"The last answer was interrupted; what had arrived is kept. {ways}."))
+        waiting = self._waiting(bool(view.messages) and view.messages[-1].role == "user", queue)
+        return notices + waiting
+
+    def _waiting(self, unanswered: bool, queue: list) -> list:
+        """The notice that says what is not answered and what is not sent, and how to have it done; in a list, empty for nothing."""
         waiting = []
-        if view.messages and view.messages[-1].role == "user":
+        if unanswered:
             waiting.append(f"Not answered: {self._key('chat.regenerate')} answers it.")
         if queue:
             waiting.append(f'{len(queue)} queued: {self._key("app.palette")}, "Send queued messages" sends {"it" if len(queue) == 1 else "them"}.')
-        if waiting and not self.readonly:
-            notices.append(notice(" ".join(waiting), WAITING))
-        return notices
+        return [notice(" ".join(waiting), WAITING)] if waiting and not self.readonly else []
+
+    def show_waiting(self) -> None:
+        """Says it where a message has been left without an answer: a stop before its first token, an edit of it that was cancelled."""
+        last = next((entry for entry in reversed(self.transcript.entries) if entry.message is not None), None)
+        if last is None or last.role != USER or last.message.id != self.leaf_id:
+            return
+        for entry in [entry for entry in self.transcript.entries if entry.key == WAITING]:
+            self.transcript.drop(entry)
+        for line in self._waiting(True, self.queue):
+            self.transcript.append(line)
 
     def _status_of(self, messages: Any) -> None:
         """The context figures of the newest answer, until a turn brings its own."""
@@ -379,7 +397,7 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
             self.stop_turn()
         elif self.focused is not self.composer and not self.query_one(FindBar).display:
             self.composer.focus()
-        elif not (self.close_find() or self.cancel_switch() or self.just_stopped() or self.cancel_edit()):
+        elif not (self.close_find() or self.cancel_reading() or self.cancel_switch() or self.just_stopped() or self.cancel_edit()):
             self.composer.focus()
 
     def action_interrupt(self) -> None:
@@ -488,6 +506,8 @@ class ChatScreen(DraftActions, TurnActions, MessageActions, ToolActions, Setting
         if self.starting:
             self._send_early = True
             # What is typed until then belongs to the same message, on a line of its own.
+            self.composer.insert("\n")
+        elif self.send_when_read():
             self.composer.insert("\n")
         else:
             self.submit(text)

@@ -40,7 +40,9 @@ class DraftActions:
     def show_label(self) -> None:
         """The line above the composer: what is edited, what Tab offers, what the chips hold."""
         chips = [] if self._completing else [f"{mark.strip('[]')}, {count:,} tokens" for mark, count in self._chip_tokens.items()]
-        parts = [part for part in (self.edit_label, self._completing, *chips) if part]
+        # For the moment after a stop Esc is still the one that stopped, and does not cancel.
+        editing = [self.edit_label, "" if self.just_stopped() else "Esc cancels"] if self.edit_label else []
+        parts = [part for part in (*editing, *self.reading_label(), self._completing, *chips) if part]
         line = self.query_one("#above", Static)
         # Two lines where there is room: the names of all commands do not fit into one of eighty columns.
         width = max(10, self.size.width - 4)
@@ -69,7 +71,7 @@ class DraftActions:
         text = self.composer.text
         if text != self._completing_for:
             offered, self._completing, self._completing_for = self._completing, hint(text), text
-            if offered != self._completing:
+            if offered != self._completing or self.edit_label:
                 self.show_label()
         if self.composer.chips or self._chip_tokens:
             self.spawn(self._count_chips(), "chips")
@@ -87,11 +89,12 @@ class DraftActions:
         if self.readonly or self.app.readonly or not self.is_mounted:
             return
         key = self.conversation.id if self.conversation else None
-        text = self.composer.text
+        text = self.unread(self.composer.text)
         if key is None and self.held:
             # What waits for the build has no conversation to be queued in yet.
             text = f"{self.held}\n\n{text}".rstrip()
-        meta = {"chips": dict(self.composer.chips)} if text and self.composer.chips else None
+        chips = {mark: held for mark, held in self.composer.chips.items() if mark != held} if text else {}
+        meta = {"chips": chips} if chips else None
         if text and self.editing and self.aside[0]:
             meta = {**(meta or {}), "aside": list(self.aside)}
         draft = (key, text, self.editing if text else None, meta)

@@ -186,7 +186,7 @@ class MessageActions:
             self.aside = self.composer.text, dict(self.composer.chips)
         self.editing = entry.message.id
         number = [one for one in self.transcript.entries if one.message is not None].index(entry) + 1
-        self.edit_label = f"editing message {number} · Enter creates a branch · Esc cancels"
+        self.edit_label = f"editing message {number} · Enter creates a branch"
         self.show_label()
         if not keep_text:
             self.composer.reset(entry.text)
@@ -198,6 +198,7 @@ class MessageActions:
         self.end_edit()
         self.composer.reset()
         self._take_aside()
+        self.show_waiting()
         return True
 
     def _take_aside(self) -> None:

@@ -11,7 +11,7 @@ from dsv41chat.config_file import set_config
 from dsv41chat.engine.errors import Cancelled, EngineError
 from dsv41chat.settings import KEYS, ConfigError
 from dsv41chat.store import StoreError
-from dsv41chat.ui.commands import EFFORTS, NAMES, CommandError, complete, parse, parse_option, read_attachment
+from dsv41chat.ui.commands import EFFORTS, NAMES, CommandError, complete, parse, parse_option
 from dsv41chat.ui.present import duration, notice
 from dsv41chat.ui.render.entry import ANSWER
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
@@ -51,7 +51,8 @@ class SettingsActions:
     def action_ask_option(self, name: str) -> None:
         """The rest of the command `name`, in a line of its own: the composer may hold a draft."""
         words = f"/{name} {NAMES[name].arguments}"
-        self.app.push_screen(LineScreen(words), lambda rest: rest and self._commanded(name, rest))
+        page = LineScreen(words, check=_wrong_option if name == "set" else lambda rest: "")
+        self.app.push_screen(page, lambda rest: rest and self._commanded(name, rest))
 
     def _commanded(self, name: str, rest: str) -> None:
         self.run_command(f"/{name} {rest}")
@@ -121,14 +122,6 @@ class SettingsActions:
         if not rest:
             raise CommandError("/read needs the name of a file.")
         self.attach(rest)
-
-    def attach(self, path: str) -> None:
-        """A file as a chip at the cursor. Raises CommandError."""
-        name, text = read_attachment(path)
-        if self.composer.text.startswith("/read"):
-            self.composer.reset()
-        # A blank line, as between parts of a message elsewhere: what is typed on the line of a closing fence would be inside it.
-        self.composer.insert(self.composer.add_chip("file", text, name) + "\n\n")
 
     def _command_pin(self, rest: str) -> None:
         if self.conversation is None:
@@ -454,6 +447,15 @@ class SettingsActions:
         self._switch_cancel.set()
         self.tell("Cancelling: the file that is being read must finish first.")
         return True
+
+
+def _wrong_option(rest: str) -> str:
+    """What is wrong with "NAME VALUE"; nothing at all closes the dialog."""
+    try:
+        parse_option(rest or "seed random")
+    except CommandError as error:
+        return str(error)
+    return ""
 
 
 class _Draft:

@@ -382,10 +382,7 @@ class ToolActions:
 
     def _attach_if(self, name: str | None) -> None:
         if name:
-            try:
-                self.attach(name)
-            except CommandError as error:
-                self.tell(str(error), "error")
+            self.attach(name)
             self.composer.focus()
 
     def action_expand_paste(self) -> None:

@@ -211,6 +211,11 @@ class TurnActions:
             self._sent_after = False
         if stopped:
             self._stopped_at, self._stopped_text = time.monotonic(), self.composer.text
+            if self.edit_label:
+                self.show_label()
+                self.set_timer(STOPPED_S, self.show_label)
+            else:
+                self.show_waiting()
         self.spawn(self.refreshed(), "refresh")
         self.show_status()
         self.show_keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from textual import events
 from textual.app import ComposeResult
@@ -62,22 +63,37 @@ class AskScreen(Page[str | None]):
 
 
 class LineScreen(Page[str | None]):
-    """One line of input. Returns the text, None when it was closed. complete: Tab completes paths."""
+    """One line of input. Returns the text, None when it was closed. complete: Tab completes paths.
+
+    check: what is wrong with a text, in a sentence, or nothing; with a wrong one the dialog says so and stays.
+    """
 
     BINDINGS = [Binding("escape", "dismiss_none", "Close", show=False), Binding("tab", "complete", "Complete", show=False, priority=True)]
 
-    def __init__(self, title: str, value: str = "", complete: bool = False):
+    def __init__(self, title: str, value: str = "", complete: bool = False, check: Callable[[str], str] = lambda text: ""):
         super().__init__()
-        self._title, self._value, self._complete = title, value, complete
+        self._title, self._value, self._complete, self._check = title, value, complete, check
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(visible_line(self._title), markup=False, classes="dialog-title")
             yield Input(self._value)
             yield Static("", markup=False, id="completions")
+            yield Static("", markup=False, id="wrong")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value)
+        wrong = self._check(event.value)
+        self._say_wrong(wrong)
+        if not wrong:
+            self.dismiss(event.value)
+
+    def on_input_changed(self) -> None:
+        self._say_wrong("")
+
+    def _say_wrong(self, text: str) -> None:
+        line = self.query_one("#wrong", Static)
+        line.update(visible_line(text))
+        line.display = bool(text)
 
     def action_complete(self) -> None:
         if self._complete:

@@ -124,21 +124,8 @@ class SettingsScreen(Page[None]):
             self.app.push_screen(AskScreen(row.name, choices), lambda name: name is not None and self._change(row, name))
         else:
             start = "" if row.value is None else _shown(row.value)
-            self.app.push_screen(LineScreen(f"{row.name}: {row.key.expected()}", start), lambda text: self._typed(row, text))
-
-    def _typed(self, row: Row, text: str | None) -> None:
-        if text is None:
-            return
-        try:
-            if row.name == "seed":
-                value = None if text.strip() in ("", "random") else int(text)
-            else:
-                value = coerce(row.key, text) if row.key.kind == "str" else parse_text(row.key, text.strip())
-        except ValueError as error:
-            wanted = "a whole number, or random" if row.name == "seed" else str(error)
-            self.notify(visible_line(f"{row.name} must be {wanted}."), severity="error", markup=False)
-            return
-        self._change(row, value)
+            page = LineScreen(f"{row.name}: {row.key.expected()}", start, check=lambda text: _wrong(row, text))
+            self.app.push_screen(page, lambda text: text is not None and self._change(row, _value(row, text)))
 
     def _change(self, row: Row, value: Any) -> None:
         done = self._chat.change_option(row.name, value) if self._tab == 0 else self._chat.change_key(row.name, value)
@@ -157,6 +144,23 @@ class SettingsScreen(Page[None]):
 
     def action_close(self) -> None:
         self.dismiss(None)
+
+
+def _value(row: Row, text: str) -> Any:
+    """The value that was typed. Raises ValueError with what would be one."""
+    if row.name == "seed":
+        return None if text.strip() in ("", "random") else int(text)
+    return coerce(row.key, text) if row.key.kind == "str" else parse_text(row.key, text.strip())
+
+
+def _wrong(row: Row, text: str) -> str:
+    """What is wrong with what was typed; empty for nothing."""
+    try:
+        _value(row, text)
+    except ValueError as error:
+        wanted = "a whole number, or random" if row.name == "seed" else str(error)
+        return f"{row.name} must be {wanted}, not {text.strip()!r}."
+    return ""
 
 
 def _shown(value: Any) -> str:

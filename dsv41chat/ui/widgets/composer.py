@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 import time
 
+from rich.text import Text
 from textual import events
+from textual.document._document_navigator import DocumentNavigator
+from textual.document._wrapped_document import WrappedDocument
 from textual.widgets import TextArea
 
-from dsv41chat.ui.commands import CommandError, common, complete_path
+from dsv41chat.ui.commands import common, complete_path
 from dsv41chat.ui.inputs import fenced, line_count
 from dsv41chat.ui.keymap import COMPOSER, bindings
 from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RemoveQueued
-from dsv41chat.ui.sanitize import sendable, visible_line
+from dsv41chat.ui.sanitize import in_place, sendable, visible_line
+from dsv41chat.ui.widgets.composer_document import PlainDocument, ShownDocument
 
 BURST_GAP_S = 0.015
 BURST_KEYS = 3
@@ -43,6 +47,19 @@ class Composer(TextArea):
         self._chip_count = 0
         self._after_x = False
         self.queued = 0
+
+    def _set_document(self, text: str, language: str | None) -> None:
+        """Textual's, with a document that keeps every character, wrapped as it is drawn."""
+        self.document = PlainDocument(text)
+        self.wrapped_document = WrappedDocument(ShownDocument(self.document), tab_width=self.indent_width)
+        self.navigator = DocumentNavigator(self.wrapped_document)
+        self._build_highlight_map()
+        self.move_cursor((0, 0))
+        self._rewrap_and_refresh_virtual_size()
+
+    def get_line(self, line_index: int) -> Text:
+        """A line as it is drawn: nothing of it acts on the terminal."""
+        return Text(in_place(self.document.get_line(line_index)), end="", no_wrap=True)
 
     # Sending ------------------------------------------------------------------------------------------------------------
 
@@ -166,13 +183,9 @@ class Composer(TextArea):
         return True
 
     def _attach_file(self, path: str, start: tuple[int, int], end: tuple[int, int]) -> None:
-        self.move_cursor(end)
-        try:
-            self.screen.attach(path)
-        except CommandError as error:
-            self.post_message(Hint(str(error), "error"))
-            return
         self.delete(start, end)
+        self.move_cursor(start)
+        self.screen.attach(path, f"@{path}")
 
     def _visual_row(self) -> int:
         """The screen row of the cursor within its wrapped line."""
@@ -214,11 +227,40 @@ class Composer(TextArea):
     def add_chip(self, kind: str, text: str, name: str = "") -> str:
         """Stores a text and returns the mark that stands for it. kind: paste, or file: its text is fenced under its name."""
         self._chip_count += 1
-        lines = line_count(text)
-        what = f"{visible_line(name)}, " if name else ""
-        mark = f"[{kind} {self._chip_count}: {what}{lines:,} line{'s' if lines != 1 else ''}]"
+        mark = _mark(kind, self._chip_count, name, line_count(text))
         self.chips[mark] = fenced(name, text) if kind == "file" else text
         return mark
+
+    def begin_chip(self, name: str) -> str:
+        """A mark for a file that is being read; until it is, the mark stands for itself."""
+        self._chip_count += 1
+        mark = f"[file {self._chip_count}: {_chip_name(name)}, reading]"
+        self.chips[mark] = mark
+        return mark
+
+    def finish_chip(self, mark: str, name: str, lines: int, text: str) -> None:
+        """The file is read: another mark in the place of `mark`, where that still stands. text: fenced, as it is sent."""
+        found = _CHIP.fullmatch(mark)
+        if mark not in self.text or found is None:
+            self.chips.pop(mark, None)
+            return
+        read = _mark("file", int(found[2]), name, lines)
+        # Undo may bring the old mark back; it stands for the same.
+        self.chips[read] = self.chips[mark] = text
+        self._swap(mark, read)
+
+    def drop_chip(self, mark: str, after: str, text: str) -> None:
+        """The mark of a file that was not read goes, with the `after` behind it; `text` in its place."""
+        self.chips.pop(mark, None)
+        if mark.startswith(f"[file {self._chip_count}:"):
+            self._chip_count -= 1
+        self._swap(mark + after if mark + after in self.text else mark, text)
+
+    def _swap(self, old: str, new: str) -> None:
+        at = self.text.find(old)
+        if at >= 0:
+            locate = self.document.get_location_from_index
+            self.replace(new, locate(at), locate(at + len(old)))
 
     def expand_chips(self) -> None:
         """Puts the texts of all chips in place."""
@@ -246,6 +288,16 @@ class Composer(TextArea):
 
     def on_text_area_changed(self, event: TextArea.Changed) -> None:
         self.post_message(DraftChanged())
+
+
+def _mark(kind: str, number: int, name: str, lines: int) -> str:
+    what = f"{_chip_name(name)}, " if name else ""
+    return f"[{kind} {number}: {what}{lines:,} line{'s' if lines != 1 else ''}]"
+
+
+def _chip_name(name: str) -> str:
+    """A name inside a mark, which ends at the first closing bracket."""
+    return visible_line(name).replace("]", ")")
 
 
 PLACEHOLDER = "Ask anything. Enter sends, ctrl+J new line"

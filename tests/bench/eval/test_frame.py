@@ -135,7 +135,8 @@ def test_a_page_keeps_the_newest_of_equal_measurements():
 
 def test_nothing_measured_is_said(program):
     done = program("eval", "report", "nano", "--json")
-    assert done.code == 6 and done.object["code"] == "not_found"
+    assert done.code == done.object["exit_code"] == 2 and done.object["code"] == "usage"
+    assert "Nothing has been measured of nano" in done.object["message"] and "dsv41chat eval selfcheck nano" in done.object["hint"]
     assert program("eval", "report").code == 2 and program("eval", "rep").code == 2
 
 
