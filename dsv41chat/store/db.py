@@ -25,8 +25,8 @@ from dsv41chat.store.errors import StoreClosed, StoreReadOnly, damaged, primary_
 from dsv41chat.store.migrations import CHAT, check_known
 
 BUSY_S = 5.0  # how long a statement waits for another process before StoreBusy
-# Of a file up to this size every page is looked at when it is opened (0.1 s), so that all commands meet the same; of a larger one
-# the statement that meets the damage says it, and doctor.
+# Of a file up to this size every page is looked at before it may be written (0.1 s); of a larger one the statement that meets the damage
+# says it, and doctor. To read, it is opened as it is: what is intact is given.
 CHECKED_BYTES = 32 * 2**20
 # A committed message survives a power cut; costs about 10 ms per commit.
 DURABLE = {"synchronous": "FULL"}
@@ -170,7 +170,6 @@ class Connections:
             self._open_memory()
             return
         db = self._readable(path)
-        self._check(db)
         check_known(db, self._migrations)
         if self._migrations.pending(db):
             # An older file in a folder that cannot be written: bring a copy in memory up to date.
@@ -179,7 +178,7 @@ class Connections:
             self._migrations.apply(self._shared.db)
 
     def _check(self, db: Database) -> None:
-        """Raises StoreDamaged for pages that contradict each other, before anything is read from the others or written beside them."""
+        """Raises StoreDamaged for pages that contradict each other, before anything is written beside them."""
         if self._migrations is CHAT and self.path is not None and self.path.stat().st_size <= CHECKED_BYTES:
             if (found := problem(db)) is not None:
                 raise damaged(self.path, found)

@@ -101,12 +101,10 @@ def database(settings: Settings) -> Line:
         return Line("ok", "database", f"{path}: made with the first conversation")
     try:
         with Store.open(settings.paths.data, readonly=True) as store:
-            problem = store.integrity()
+            if (problem := store.integrity()) is not None:
+                raise damaged(path, problem)
             count = len(store.list_conversations(limit=1_000_000))
     except StoreError as error:
-        return Line("fail", "database", str(error), error.hint)
-    if problem is not None:
-        error = damaged(path, problem)
         return Line("fail", "database", str(error), error.hint)
     if mounted_readonly(path):
         return Line("fail", "database", f"{path} may be read and not written: {READ_ONLY_MOUNT}", REMOUNT)
