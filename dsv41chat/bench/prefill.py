@@ -1,4 +1,7 @@
-"""`dsv41chat bench prefill`: prompts of several lengths, this program's routes and a peer in turn, each at its best chunk; peak memory."""
+"""`dsv41chat bench prefill`: prompts of several lengths, this program's routes and a peer in turn, each at its best chunk; peak memory.
+
+A turn is a prompt twice. The first one finds the host's caches as the other arm left them, and counts by itself; the second is the figure.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +34,31 @@ def measure(folder: Path, o: argparse.Namespace) -> dict:
         first = {name: round(_first_token(s, ids), 4) for name, s in steppers.items()}
         chunks = {name: _best_chunk(s, ids, o.chunks) for name, s in steppers.items()}
         steps = peer.choose_prefill_step(ids) if peer is not None else None
-        times: dict[str, list[float]] = {name: [] for name in [*steppers, *([peer.name] if peer else [])]}
+        names = [*steppers, *([peer.name] if peer else [])]
+        # By arm: the first and the second prompt of each turn.
+        turns: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         peaks = {}
         for _ in range(o.repeats):
             for name, s in steppers.items():
                 mx.reset_peak_memory()
                 before = mx.get_active_memory()
-                times[name].append(_first_token(s, ids))
+                turns[name].append((_first_token(s, ids), _first_token(s, ids)))
                 peaks[name] = max(peaks.get(name, 0), int(mx.get_peak_memory() - before))
             if peer is not None:
-                times[peer.name].append(peer.begin(ids, 2))
-        seconds = {name: statistics.median(values) for name, values in times.items()}
+                turns[peer.name].append((peer.begin(ids, 2), peer.begin(ids, 2)))
+        first_of, seconds = ({name: statistics.median(turn[i] for turn in turns[name]) for name in names} for i in range(2))
         payload["lengths"][str(count)] = {
             "seconds": {name: round(v, 4) for name, v in seconds.items()}, "tok_s": {name: round(count / v, 1) for name, v in seconds.items()},
-            "first_call_s": first, "chunk": chunks, "peak_bytes_over_start": peaks,
+            "seconds_first_of_a_turn": {name: round(v, 4) for name, v in first_of.items()}, "first_call_s": first,
+            "chunk": chunks, "peak_bytes_over_start": peaks,
             "peer_steps": {k: round(v, 4) for k, v in steps.items()} if steps else None,
         }  # fmt: skip
         for name in steppers:
             payload["bars"][f"{count} tokens, {name}: tok/s"] = round(count / seconds[name], 1)
             if peer is not None:
-                ratio = statistics.median(p / t for p, t in zip(times[peer.name], times[name]))
-                payload["bars"][f"{count} tokens, {peer.name} over {name}"] = round(ratio, 2)
+                for i, which in ((1, ""), (0, ", first of a turn")):
+                    ratio = statistics.median(p[i] / t[i] for p, t in zip(turns[peer.name], turns[name]))
+                    payload["bars"][f"{count} tokens, {peer.name} over {name}{which}"] = round(ratio, 2)
     payload["distinct_experts"] = arms.distinct_experts(next(iter(engines.values())), ids[:129])
     payload["note"] = "peak bytes are MLX's; the numpy arrays of the BLAS route are not among them. Seconds hold the first decoded token"
     return payload

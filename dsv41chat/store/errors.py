@@ -108,7 +108,8 @@ def damaged(where: Path | str, why: str) -> StoreDamaged:
     return StoreDamaged(
         f"{where} is damaged: {why}. Nothing is written to it, and it stays as it is.",
         # With the log beside it, which must not meet another file of that name.
-        f"`conversations list` and `export` read what is intact; move it aside (mkdir {folder} && mv {where}* {folder}/) and start again; what can be saved comes back with a current sqlite3: "
+        f"`conversations list` and `export` read what is intact; move it aside (mkdir {folder} && mv {where}* {folder}/) and start again; "
+        "what can be saved comes back with a current sqlite3: "
         f"sqlite3 {folder}/{Path(where).name} .recover | sqlite3 {where}",
     )
 
