@@ -53,7 +53,7 @@ def test_a_paste_with_control_characters_is_text_and_presses_no_key(tmp_path):
         assert "A[31mRED[0m B" in terminal.wait("RED")
         terminal.paste("C\x1b]0;pwn\x07 X\x11\x03")
         terminal.type("Z")
-        terminal.wait("C]0;pwn X")
+        terminal.wait("C]0;pwn\u2407 X\u2411\u2403Z")
         terminal.keys("Enter")
         terminal.wait("prefilled")
         terminal.keys("C-q")
