@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS, float_bits
-from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, number
+from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, Constants, number
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_attend import ATTEND_MERGE, ATTEND_SPLIT
 from dsv41chat.engine.kernels.text_attend_prompt import RING, TENSOR_PROMPT, room
@@ -33,7 +33,7 @@ class _Listed(ABC):
     def __init__(self, backend: Backend, heads: int, channels: int, rope: int, window: int, sink: mx.array, head_eps: float | None):
         """sink float32 [H]. head_eps: each head is normed without a weight first (V4), None: it is not. Raises Declined."""
         self.backend, self.heads, self.channels, self.window, self.sink = backend, heads, channels, window, sink
-        self.constants = {"H": heads, "C": channels, "RD": rope, "W": window}
+        self.constants = Constants({"H": heads, "C": channels, "RD": rope, "W": window})
         self.head_constants = {"HEADNORM": int(head_eps is not None), "EPS": float_bits(head_eps or 0.0), "SCALE": float_bits(channels**-0.5)}
 
     def __call__(
@@ -107,16 +107,16 @@ class TensorAttend(_Listed):
         self, buffers: tuple[mx.array, mx.array], dims: mx.array | None, entries: int | None, q: mx.array, cos: mx.array, sin: mx.array,
         *lists: mx.array,
     ) -> mx.array:  # fmt: skip
-        n, constants = q.shape[0], {**self.constants, "POOL": int(entries is not None)}
+        n, constants = q.shape[0], self.constants.plus(POOL=int(entries is not None))
         dims = number(entries or 0) if dims is None else dims
         inputs = [q, *buffers, *lists, dims, cos, sin]
         if n > MOST_ROWS:
             # Where SIMD groups are few, each has many scores to weigh, and registers for 16 heads only.
             tiles = 2 if self.heads > 16 and self.channels >= 256 else 1
-            whole = {**constants, **self.head_constants, "MT": tiles, "RING": RING, "SHARED_BYTES": room(self.channels, tiles)}
+            whole = constants.plus(**self.head_constants, MT=tiles, RING=RING, SHARED_BYTES=room(self.channels, tiles))
             grid = -(-self.heads // (16 * tiles)), n, 1
             return self.backend.run(TENSOR_PROMPT, [*inputs, self.sink], whole, grid, self.channels // 2, self._result(n))[0]
-        constants |= {"CH": _TENSOR_PIECE}
+        constants = {**constants, "CH": _TENSOR_PIECE}
         pieces = -(-(self.window + (entries or 0)) // _TENSOR_PIECE)
         grid, split = (pieces, -(-self.heads // 16), n), {**constants, **self.head_constants}
         partial, weights = self.backend.run(TENSOR_ATTEND, inputs, split, grid, self.channels // 2, self._partial(n, pieces))

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, number
+from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, Constants, number
 from dsv41chat.engine.kernels.matrix import narrowed
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.tensor import product
@@ -82,8 +82,8 @@ class Router:
         self.bias = self.logits.matrix.arrays[0] if bias is None else bias
         self.table = None if table is None else mx.array(np.sort(np.array(table), axis=-1))
         self.bias_image = bias_image
-        self.constants = {"E": self.experts, "PK": picks, "SCORING": _SCORINGS[scoring], "HASHED": int(table is not None)}
-        self.constants |= {"FACTOR": float_bits(factor), "TEMP": float_bits(temperature)}
+        constants = {"E": self.experts, "PK": picks, "SCORING": _SCORINGS[scoring], "HASHED": int(table is not None)}
+        self.constants = Constants({**constants, "FACTOR": float_bits(factor), "TEMP": float_bits(temperature)})
 
     def __call__(self, x: mx.array, image: mx.array | None = None) -> tuple[mx.array, mx.array]:
         n, hashed, images = x.shape[0], self.table is not None, image is not None and self.bias_image is not None
@@ -92,7 +92,7 @@ class Router:
         told = image if images or hashed else logits
         inputs = [logits, bias, self.bias_image if images else bias, told, self.table if hashed else logits]
         outputs = [((n, self.picks), mx.int32), ((n, self.picks), mx.float32)]
-        ids, weight = self.backend.run(ROUTE, inputs, {**self.constants, "IMAGES": int(images)}, (n, 1, 1), 32, outputs)
+        ids, weight = self.backend.run(ROUTE, inputs, self.constants.plus(IMAGES=int(images)), (n, 1, 1), 32, outputs)
         return ids, weight
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import Backend
+from dsv41chat.engine.kernels.launch import Backend, Constants
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_finish import FINISH_ROWS, FINISH_TWO, FP4, FP4_E4M3, FP8, NONE
 
@@ -53,9 +53,9 @@ class Finish:
         self.backend, self.rope, self.channels = backend, rope, channels
         self.unused = mx.zeros((8,), mx.float32)
         self.weight = self.unused if weight is None else weight
-        self.constants = {"C": channels, "NORM": 0 if eps is None else 2 if weight is None else 1, "EPS": float_bits(eps or 0.0), "RD": rope}
-        self.constants |= {"QK": rounding.kind, "QB": rounding.block, "QN": channels - rounding.spares, "DIVIDE": int(rounding.divides)}
-        self.constants |= {"FLOOR": float_bits(rounding.floor), "XS": channels, "X0": 0}
+        constants = {"C": channels, "NORM": 0 if eps is None else 2 if weight is None else 1, "EPS": float_bits(eps or 0.0), "RD": rope}
+        constants |= {"QK": rounding.kind, "QB": rounding.block, "QN": channels - rounding.spares, "DIVIDE": int(rounding.divides)}
+        self.constants = Constants({**constants, "FLOOR": float_bits(rounding.floor), "XS": channels, "X0": 0})
 
 
     def __call__(self, x: mx.array, table: tuple[mx.array, mx.array] | None = None) -> mx.array:
@@ -63,7 +63,7 @@ class Finish:
         rows = x.size // self.channels
         cos, sin = (self.unused, self.unused) if table is None else table
         inputs = [x, self.weight, cos, sin]
-        constants = {**self.constants, "HEADS": rows // x.shape[0]}
+        constants = self.constants.plus(HEADS=rows // x.shape[0])
         return self.backend.run(FINISH_ROWS, inputs, constants, (rows, 1, 1), 32, [(x.shape, mx.bfloat16)])[0]
 
     def beside(self, after: Finish) -> FinishTwo:
@@ -80,8 +80,8 @@ class FinishTwo:
         if any(w % 8 for w in widths) or (first.rope and second.rope):
             raise Declined(f"rows of {widths[0]} and {widths[1]} channels, {first.rope} and {second.rope} of them rotated")
         common = {"XS": sum(widths), "HEADS": 1}
-        self.constants = {**first.constants, **common, "X0": 0}
-        self.constants |= {f"{name}2": value for name, value in {**second.constants, **common, "X0": widths[0]}.items()}
+        more = {f"{name}2": value for name, value in {**second.constants, **common, "X0": widths[0]}.items()}
+        self.constants = Constants({**first.constants, **common, "X0": 0, **more})
 
     def __call__(self, x: mx.array, table: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
         """table: (cos, sin) float32 [n, rope / 2] of the part that rotates."""

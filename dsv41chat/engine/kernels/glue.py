@@ -10,7 +10,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS, float_bits
-from dsv41chat.engine.kernels.launch import Backend, number
+from dsv41chat.engine.kernels.launch import Backend, Constants, number
 from dsv41chat.engine.kernels.matrix import Form, Stored, stored
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_step import (
@@ -201,7 +201,7 @@ class PoolGroups:
         if ratio * halves > 256:
             raise Declined(f"groups of {ratio} tokens are more than the kernel holds")
         self.backend, self.width, self.simds = backend, width, min(8, ratio * halves)
-        self.constants = {"W": width, "RATIO": ratio, "HALVES": halves, "NSG": self.simds}
+        self.constants = Constants({"W": width, "RATIO": ratio, "HALVES": halves, "NSG": self.simds})
 
     def __call__(self, ring: mx.array, slots: mx.array) -> mx.array:
         groups = slots.shape[0]
@@ -294,7 +294,7 @@ class Hadamard:
         """Raises Declined for a width that is not a power of two from 8 to 512."""
         if width & (width - 1) or not SMALL_ELEMENTS <= width <= 512:
             raise Declined(f"a width of {width} is no power of two from {SMALL_ELEMENTS} to 512")
-        self.backend, self.constants = backend, {"W": width, "FACTOR": float_bits(width**-0.5)}
+        self.backend, self.constants = backend, Constants({"W": width, "FACTOR": float_bits(width**-0.5)})
 
     def __call__(self, x: mx.array) -> mx.array:
         rows = x.size // x.shape[-1]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, number
+from dsv41chat.engine.kernels.launch import MOST_ROWS, Backend, Constants, number
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_hyper import HYPER_FINISH, HYPER_SPREAD, TENSOR_SPREAD, finish_of_many
 from dsv41chat.engine.nn.hyper_connection import HyperConnection
@@ -34,9 +34,9 @@ class Mixes:
         # so that more of them are on the device at once.
         self.threads = 256 if self.width <= 2048 else 512
         self.many_threads = min(960, max(256, -(-self.width // 512) * 32))
-        self.constants = {"D": self.width, "STAGGER": int(stagger)}
-        self.finish_constants = {"ITERS": mix.iterations, "ROW": int(row)}
-        self.finish_constants |= {"EPS": float_bits(mix.norm_eps), "HCEPS": float_bits(mix.eps)}
+        self.constants = Constants({"D": self.width, "STAGGER": int(stagger)})
+        finish = {"ITERS": mix.iterations, "ROW": int(row), "EPS": float_bits(mix.norm_eps), "HCEPS": float_bits(mix.eps)}
+        self.finish_constants = self.constants.plus(**finish)
 
     def __call__(self, h: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         unused = self.mix.base
@@ -50,10 +50,11 @@ class Mixes:
         n, many = h.shape[0], self._many(h.shape[0])
         width = self.long if many else self.slice
         outputs = [(h.shape if expand else (8,), bf16), ((n, self.width) if self.stagger else (8,), bf16), ((n, self.width // width, 32), f32)]
-        constants, slices = {**self.constants, "DS": width, "EXPAND": int(expand)}, self.width // width
+        slices = self.width // width
         if not many:
+            constants = self.constants.plus(DS=width, EXPAND=int(expand))
             return self.backend.run(HYPER_SPREAD, [*inputs, self.mix.fn], constants, (slices, n, 1), 256, outputs)
-        constants["NSG"] = _SIMDS
+        constants = self.constants.plus(DS=width, EXPAND=int(expand), NSG=_SIMDS)
         grid = slices, -(-n // (16 * _SIMDS)), 1
         return self.backend.run(TENSOR_SPREAD, [*inputs, self.mix.fn, number(n)], constants, grid, 32 * _SIMDS, outputs)
 
@@ -68,7 +69,7 @@ class Mixes:
         kernel, width, threads = HYPER_FINISH, self.slice, self.threads
         if self._many(n):
             kernel, width, threads = finish_of_many(self.many_threads), self.long, self.many_threads
-        constants = {**self.constants, "DS": width, "NTH": threads, **self.finish_constants}
+        constants = self.finish_constants.plus(DS=width, NTH=threads)
         return self.backend.run(kernel, inputs, constants, (n, 1, 1), threads + 32, outputs)
 
 

@@ -16,6 +16,32 @@ MOST_ROWS = 8
 Outputs = Sequence[tuple[tuple[int, ...], mx.Dtype]]
 
 
+class Constants(dict):
+    """Constants of a text that a caller keeps for its launches, which then cost the host less: a back end remembers by the object (`found`) what it
+    launches. So nothing of it changes, and all launches with one object have inputs and outputs of the same types."""
+
+    def __init__(self, values: Mapping[str, int]):
+        super().__init__(values)
+        self.found: dict = {}
+        self._plus: dict[tuple, Constants] = {}
+
+    def plus(self, **more: int) -> Constants:
+        """These and more, the same object each time."""
+        key = (*more, *more.values())
+        made = self._plus.get(key)
+        if made is None:
+            made = self._plus[key] = Constants({**self, **more})
+        return made
+
+    def __setitem__(self, name: str, value: int) -> None:
+        raise TypeError("constants that launches are remembered by do not change")
+
+    def update(self, *args, **more) -> None:
+        raise TypeError("constants that launches are remembered by do not change")
+
+    __ior__ = update
+
+
 class Backend(Protocol):
     """What executes kernel texts: a device, or in tests the CPU shim.
 
@@ -34,7 +60,8 @@ class Backend(Protocol):
 
         inputs: contiguous arrays in the kernel's order, of at least one dimension, never slices: a slice is copied whole.
         constants: compile-time values, of which few sets should exist, because each is compiled; SHARED_BYTES among them: of shared
-        memory that the launch brings, for a text that does not declare them. outputs: (shape, dtype) in the kernel's order.
+        memory that the launch brings, for a text that does not declare them; `Constants` where there are many
+        launches. outputs: (shape, dtype) in the kernel's order.
         """
         ...
 

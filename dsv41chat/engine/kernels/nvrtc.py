@@ -24,7 +24,7 @@ import mlx.core as mx
 import platformdirs
 
 from dsv41chat.engine.kernels.dialect import Kernel, header, source
-from dsv41chat.engine.kernels.launch import Outputs
+from dsv41chat.engine.kernels.launch import Constants, Outputs
 
 _log = logging.getLogger(__name__)
 _TYPES = {
@@ -166,7 +166,7 @@ Wanted = tuple[Kernel, Sequence[mx.Dtype], Sequence[mx.Dtype], Mapping[str, int]
 
 
 def _key(kernel: Kernel, inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype], constants: Mapping[str, int]) -> tuple:
-    return (kernel, *constants.items(), *inputs, *outputs)
+    return kernel, tuple(constants.items()), *inputs, *outputs
 
 
 class NvrtcBackend:
@@ -185,14 +185,13 @@ class NvrtcBackend:
     ) -> list[mx.array]:
         # A prompt comes here hundreds of times, and the device waits for it: so no generators, and nothing twice.
         shapes, dtypes = [shape for shape, _ in outputs], [dtype for _, dtype in outputs]
-        key = (kernel, *constants.items(), *[a.dtype for a in inputs], *dtypes)
-        found = self._programs.get(key)
+        kept = constants.found if type(constants) is Constants else {}
+        found = kept.get((self, kernel))
         if found is None:
-            name, text = program(kernel, [a.dtype for a in inputs], dtypes, constants)
-            if self._waiting is not None:
-                self._waiting[key] = name, text
+            found = self._found(kernel, [a.dtype for a in inputs], dtypes, constants)
+            if found is None:
                 return [mx.zeros(shape, dtype) for shape, dtype in outputs]
-            found = self._programs[key] = name, self._code.load(name, text, architecture())
+            kept[self, kernel] = found
         return mx.fast.precompiled_cuda_kernel(
             name=found[0],
             compiled_source=found[1],
@@ -205,6 +204,20 @@ class NvrtcBackend:
             shared_memory=constants.get("SHARED_BYTES", 0),
             ensure_row_contiguous=True,
         )
+
+    def _found(
+        self, kernel: Kernel, inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype], constants: Mapping[str, int]
+    ) -> tuple[str, bytes] | None:
+        """(name, machine code); None where it is compiled on leaving `collecting`."""
+        key = _key(kernel, inputs, outputs, constants)
+        found = self._programs.get(key)
+        if found is None:
+            name, text = program(kernel, inputs, outputs, constants)
+            if self._waiting is not None:
+                self._waiting[key] = name, text
+                return None
+            found = self._programs[key] = name, self._code.load(name, text, architecture())
+        return found
 
     @property
     def warpgroups(self) -> bool:

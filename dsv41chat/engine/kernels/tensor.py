@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import Backend, number
-from dsv41chat.engine.kernels.matrix import Matvec, PairMatvec, Stored, stored
+from dsv41chat.engine.kernels.launch import Backend, Constants, number
+from dsv41chat.engine.kernels.matrix import Form, Matvec, PairMatvec, Stored, stored
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_matrix import DECODE_MATRIX, DECODE_THREE
 from dsv41chat.engine.kernels.text_tensor import TENSOR_MATVEC, TENSOR_PLAIN
@@ -117,12 +118,17 @@ def pair_product(
     return PairMatvec(backend, first, second, dtype, table, split)
 
 
+@cache
+def _of_form(form: Form) -> Constants:
+    return Constants(form.constants())
+
+
 def decoded(backend: Backend, m: Stored) -> mx.array:
     """A matrix [..., out, in] in bfloat16, each value rounded once."""
     shape = (*m.arrays[0].shape[:-1], m.inputs)
     runs = math.prod(shape) // 8
     inputs, grid = [*m.arrays, number(runs)], (-(-runs // _GROUP_RUNS), 1, 1)
-    return backend.run(DECODE_MATRIX, inputs, m.form.constants(), grid, 256, [(shape, mx.bfloat16)])[0]
+    return backend.run(DECODE_MATRIX, inputs, _of_form(m.form), grid, 256, [(shape, mx.bfloat16)])[0]
 
 
 class DecodedProduct:
@@ -155,7 +161,7 @@ class DecodedThree:
         # On the device, where every group of threads reads them.
         self.dims = mx.concatenate([mx.full((1,), r, mx.int32) for r in runs])
         self.arrays = [a for p in parts for a in p.arrays]
-        self.constants = {**first.form.constants(), "SECOND": groups[0], "THIRD": groups[0] + groups[1]}
+        self.constants = Constants({**first.form.constants(), "SECOND": groups[0], "THIRD": groups[0] + groups[1]})
         self.grid = sum(groups), 1, 1
         self.outputs = [((first.outputs + second.outputs, first.inputs), mx.bfloat16), ((third.outputs, third.inputs), mx.bfloat16)]
 

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from dsv41chat.engine.kernels.dialect import float_bits
-from dsv41chat.engine.kernels.launch import Backend, number
+from dsv41chat.engine.kernels.launch import Backend, Constants, number
 from dsv41chat.engine.kernels.matrix import Stored, stored
 from dsv41chat.engine.kernels.routes import Declined
 from dsv41chat.engine.kernels.text_tiles import JOIN_PICKS, TENSOR_GROUPS, TENSOR_NARROW, TENSOR_ROWS, TENSOR_TILES, TILE_ORDER
@@ -18,6 +18,7 @@ _BITS = (2, 4, 6, 8)
 _BUSY = 64
 _PLAIN = 3
 _ORDER_THREADS, _JOIN_THREADS, _NARROW_SIMDS = 512, 128, 8
+_ORDER = Constants({"NTH": _ORDER_THREADS})
 # Columns of 8 rows of a tile, and from how many rows of an expert on average such tiles are taken: a larger one reads the weights for more
 # rows, of a smaller one more groups at once hide the way to them. The middle one is for experts of which most fill one and no second one.
 WIDE, MIDDLE, NARROW = 16, 8, 4
@@ -44,8 +45,8 @@ def _simds(outputs: int, each: int, columns: int) -> int:
     return next(w for w in (8, 4, 2, 1) if w <= max(columns // 2, 4) and outputs % (w * each) == 0)
 
 
-def _tile(backend: Backend, columns: int, simds: int) -> dict[str, int]:
-    return {"NT": columns, "W": simds, "WG": int(backend.warpgroups and simds % 4 == 0)}
+def _tiled(backend: Backend, constants: Constants, columns: int, simds: int) -> Constants:
+    return constants.plus(NT=columns, W=simds, WG=int(simds % 4 == 0 and backend.warpgroups))
 
 
 class TileMatrices:
@@ -61,8 +62,8 @@ class TileMatrices:
         if any(_what(m) != _what(first) for m in both):
             raise Declined("matrices of one launch of tiles are stored alike")
         self.arrays = [a for pair in (both[: len(routed)], both[len(routed) :]) for m in (pair[0], pair[-1]) for a in m.arrays]
-        self.constants = {"K": first.inputs, "N": first.outputs, **first.form.constants(), "P": picks, "E": experts, "UP": int(self.up)}
-        self.constants["LIMIT"] = float_bits(max(limit, 0.0))
+        constants = {"K": first.inputs, "N": first.outputs, **first.form.constants(), "P": picks, "E": experts, "UP": int(self.up)}
+        self.constants = Constants({**constants, "LIMIT": float_bits(max(limit, 0.0))})
 
     def __call__(self, x: mx.array, n: int, columns: int, tiles: mx.array, order: mx.array, weight: mx.array) -> mx.array:
         """n: rows of the call. Returns bfloat16 [slots, out]."""
@@ -70,7 +71,7 @@ class TileMatrices:
         simds, rows = _simds(self.outputs, each, columns), 8 * columns
         routed = n * c["P"]
         places = (routed // rows + c["E"] if c["P"] else 0) + (-(-n // rows) if self.shared else 0)
-        constants, grid = {**c, **_tile(self.backend, columns, simds)}, (self.outputs // (each * simds), places, 1)
+        constants, grid = _tiled(self.backend, c, columns, simds), (self.outputs // (each * simds), places, 1)
         outputs = [((routed + (n if self.shared else 0), self.outputs), mx.bfloat16)]
         return self.backend.run(TENSOR_TILES, [x, *self.arrays, tiles, order, weight, number(n)], constants, grid, 32 * simds, outputs)[0]
 
@@ -97,6 +98,7 @@ class TileExperts:
         except Declined:
             self.shared = self.alone = None
         self.parts: dict[int, tuple[TileMatrices, TileMatrices, bool]] = {}
+        self.join = Constants({"D": self.width, "NTH": _JOIN_THREADS})
 
     def _parts(self, picks: int) -> tuple[TileMatrices, TileMatrices, bool]:
         """Up and down, and whether the shared expert is among the others."""
@@ -120,7 +122,7 @@ class TileExperts:
         order, back, tiles = tile_order(self.backend, ids, self.experts, 8 * columns)
         y = down(up(x, n, columns, tiles, order, weight), n, columns, tiles, order, weight)
         alone = y if joined else self._alone(x)
-        constants = {"D": self.width, "P": picks, "ALONE": int(not joined), "NTH": _JOIN_THREADS}
+        constants = self.join.plus(P=picks, ALONE=int(not joined))
         grid = -(-self.width // (8 * _JOIN_THREADS)), n, 1
         return self.backend.run(JOIN_PICKS, [y, back, alone, number(n)], constants, grid, _JOIN_THREADS, [((n, self.width), mx.bfloat16)])[0]
 
@@ -147,7 +149,7 @@ def _columns(rows: int, outputs: int, each: int) -> int:
 def tile_order(backend: Backend, ids: mx.array, experts: int, rows: int) -> list[mx.array]:
     """ids int32 [n, picks] -> order and back int32 [n * picks], tiles int32 [n * picks // rows + experts, 4], as TILE_ORDER explains them."""
     n, picks = ids.shape
-    constants = {"P": picks, "E": experts, "ROWS": rows, "NTH": _ORDER_THREADS}
+    constants = _ORDER.plus(P=picks, E=experts, ROWS=rows)
     outputs = [((n * picks,), mx.int32), ((n, picks), mx.int32), ((n * picks // rows + experts, 4), mx.int32)]
     return backend.run(TILE_ORDER, [ids, number(n)], constants, (experts, 1, 1), _ORDER_THREADS, outputs)
 
@@ -163,13 +165,14 @@ class GroupsProduct:
         if weight.ndim != 3:
             raise Declined("one matrix is decoded for the call")
         self.groups = weight.shape[0]
-        self.constants = {"K": self.matrix.inputs, "N": self.matrix.outputs, "G": self.groups, **self.matrix.form.constants()}
+        self.constants = Constants({"K": self.matrix.inputs, "N": self.matrix.outputs, "G": self.groups, **self.matrix.form.constants()})
 
     def __call__(self, x: mx.array) -> mx.array:
         n, m = x.shape[0], self.matrix
         columns = _columns(n, m.outputs * self.groups, 32)
         simds = _simds(m.outputs, 32, columns)
-        constants, grid = {**self.constants, **_tile(self.backend, columns, simds)}, (m.outputs // (32 * simds), -(-n // (8 * columns)), self.groups)
+        constants = _tiled(self.backend, self.constants, columns, simds)
+        grid = m.outputs // (32 * simds), -(-n // (8 * columns)), self.groups
         outputs = [((n, m.outputs * self.groups), mx.bfloat16)]
         return self.backend.run(TENSOR_GROUPS, [x, *m.arrays, number(n)], constants, grid, 32 * simds, outputs)[0]
 
@@ -191,19 +194,22 @@ class RowsProduct:
         if not self.narrow and a.outputs % 32:
             raise Declined(f"{a.outputs} outputs are not a multiple of 32")
         self.shape = (a.outputs,) if b is None else (2, a.outputs) if split else (2 * a.outputs,)
-        self.constants = {"K": a.inputs, "N": a.outputs}
+        self.constants = Constants({"K": a.inputs, "N": a.outputs})
+        if self.narrow:
+            self.constants = self.constants.plus(KS=_NARROW_SIMDS)
+        else:
+            self.constants = self.constants.plus(N2=0 if b is None else b.outputs, AR=0 if table is None else table.shape[0])
 
     def __call__(self, x: mx.array, positions: mx.array | None = None) -> mx.array:
         n, rows, (a, b) = x.shape[0], number(x.shape[0]), (self.first, self.second)
         outputs = [((n, *self.shape), mx.float32)]
         if self.narrow:
-            grid, constants = (-(-a.outputs // 32), -(-n // 32), 1), {**self.constants, "KS": _NARROW_SIMDS}
-            return self.backend.run(TENSOR_NARROW, [x, a.arrays[0], rows], constants, grid, 32 * _NARROW_SIMDS, outputs)[0]
+            grid = -(-a.outputs // 32), -(-n // 32), 1
+            return self.backend.run(TENSOR_NARROW, [x, a.arrays[0], rows], self.constants, grid, 32 * _NARROW_SIMDS, outputs)[0]
         each = 32 if b is None else 16
         columns = _columns(n, a.outputs, each)
         simds = _simds(a.outputs, each, columns)
-        constants = {**self.constants, "N2": 0 if b is None else b.outputs, "AR": 0 if self.table is None else self.table.shape[0]}
-        constants |= _tile(self.backend, columns, simds)
+        constants = _tiled(self.backend, self.constants, columns, simds)
         added = (rows, rows) if self.table is None else (self.table, positions)
         inputs = [x, a.arrays[0], (b or a).arrays[0], *added, rows]
         grid = a.outputs // (each * simds), -(-n // (8 * columns)), 1

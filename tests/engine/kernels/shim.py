@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from dsv41chat.engine.kernels.dialect import SMALL_ELEMENTS, Kernel, header, source
-from dsv41chat.engine.kernels.launch import Outputs
+from dsv41chat.engine.kernels.launch import Constants, Outputs
 
 HERE = Path(__file__).parent
 _TYPES = {
@@ -62,6 +62,9 @@ class Shim:
         assert threads % 32 == 0 and threads <= 1024 and len(inputs) == len(kernel.inputs) and len(outputs) == len(kernel.outputs)
         assert all(type(v) is int and -(2**31) <= v < 2**31 for v in constants.values()), constants
         self.launches.append(kernel.base)
+        if type(constants) is Constants:
+            types = [str(a.dtype) for a in inputs] + [str(dtype) for _, dtype in outputs]
+            assert constants.found.setdefault(("types", kernel), types) == types, "launches remembered by one object have the same types"
         assert all(a.ndim for a in inputs)
         inputs = [mx.contiguous(a) for a in inputs]
         mx.eval(inputs)

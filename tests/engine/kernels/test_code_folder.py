@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 
 from dsv41chat.engine.kernels import nvrtc
 from dsv41chat.engine.kernels.dialect import Kernel
+from dsv41chat.engine.kernels.launch import Constants
 
 DOUBLE = Kernel("double_it", ("x",), ("out",), "  if (tid < N) out[tid] = 2.0f * x[tid];\n")
 
@@ -69,6 +71,30 @@ def test_a_launch_passes_the_code_of_its_text_types_and_constants(tmp_path, comp
     assert calls[0]["grid"] == (96, 2, 1) and calls[0]["threadgroup"] == (32, 1, 1) and calls[0]["output_shapes"] == [(4,)]
     name, text = nvrtc.program(DOUBLE, [mx.float32], [mx.float32], {"N": 4})
     assert f'extern "C" __global__ void {name}(const float* x, float* out)' in text and "constexpr int N = 4;" in text
+
+
+def test_a_launch_is_remembered_by_the_constants_that_its_caller_keeps(tmp_path, compiler, monkeypatch):
+    calls, x = [], mx.zeros((16,))
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", lambda **call: calls.append(call["name"]) or ["result"], raising=False)
+    one, other, kept = nvrtc.NvrtcBackend(tmp_path), nvrtc.NvrtcBackend(tmp_path / "other"), Constants({"N": 4})
+    run = lambda backend, constants, kernel=DOUBLE: backend.run(kernel, [x], constants, (3, 2, 1), 32, [((4,), mx.float32)])
+    run(one, kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(nvrtc, "program", None)
+        patch.setattr(nvrtc, "_key", None)
+        run(one, kept)
+    run(other, kept), run(one, kept, replace(DOUBLE, base="another"))
+    more = kept.plus(M=5)
+    assert more is kept.plus(M=5) and more == {"N": 4, "M": 5} and more is not kept.plus(N=5) and kept.plus(N=5) == {"N": 5}
+    run(one, more), run(one, {"N": 4, "M": 5})
+    assert calls[0] == calls[1] == calls[2] and calls[3].startswith("another") and calls[4] == calls[5] != calls[0]
+    with one.collecting():
+        fresh = Constants({"N": 6})
+        assert run(one, fresh)[0].tolist() == [0, 0, 0, 0] and not fresh.found
+    assert run(one, fresh) == ["result"]
+    for change in (lambda: kept.update(N=5), lambda: kept.__setitem__("N", 5)):
+        with pytest.raises(TypeError, match="do not change"):
+            change()
 
 
 def test_what_is_collected_is_compiled_on_leaving_and_failures_wait_for_their_call(tmp_path, compiler, monkeypatch):
