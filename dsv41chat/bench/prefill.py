@@ -13,6 +13,10 @@ import mlx.core as mx
 
 from dsv41chat.bench import arms
 from dsv41chat.bench.peer import PEERS, Peer
+from dsv41chat.engine.device import device_kind
+
+# Seconds per layer of a peer on an H200 for a prompt of so many tokens. Source: spec: performance, section 3.
+KNOWN_TOKENS, KNOWN_PEERS = 512, {"mlx-lm": 0.063, "mlx-vlm": 0.163}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +57,9 @@ def measure(folder: Path, o: argparse.Namespace) -> dict:
             "chunk": chunks, "peak_bytes_over_start": peaks,
             "peer_steps": {k: round(v, 4) for k, v in steps.items()} if steps else None,
         }  # fmt: skip
+        if peer is not None and count == KNOWN_TOKENS and device_kind() == "cuda":
+            layers = next(iter(engines.values())).pack.config.num_hidden_layers
+            payload["lengths"][str(count)]["peer_of_known"] = round(seconds[peer.name] / layers / KNOWN_PEERS[peer.name], 3)
         for name in steppers:
             payload["bars"][f"{count} tokens, {name}: tok/s"] = round(count / seconds[name], 1)
             if peer is not None:
