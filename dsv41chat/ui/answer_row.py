@@ -25,6 +25,7 @@ class AnswerRow:
         self._end_think = end_think
         self._thinks = start.startswith("reasoning")
         self._writer: Any = None
+        self.stored: Any = None  # the row that `keep` left
         self._kept = {"text": kept.text if kept else "", "thinking": kept.thinking if kept else ""}
         self._new = {"text": "", "thinking": ""}
         self._ids: list[int] = []
@@ -77,7 +78,7 @@ class AnswerRow:
         if self._writer is None:
             return None
         try:
-            self._writer.finish(state, state, ids=tuple(self._ids), **self._fields())
+            self.stored = self._writer.finish(state, state, ids=tuple(self._ids), **self._fields())
         except StoreError as error:
             log.error("the partial answer could not be stored: %s", error)
         return dict(self._new)

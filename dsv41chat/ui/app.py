@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding
+from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.notifications import Notify
 from textual.screen import Screen
-from textual.theme import Theme
+from textual.theme import Theme, ThemeProvider
 
 from dsv41chat.config_file import set_config
 from dsv41chat.settings import ConfigError
@@ -32,6 +33,7 @@ from dsv41chat.ui.screens.dialogs import Page, TooSmallScreen
 from dsv41chat.ui.themes import OWN
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
+from dsv41chat.ui.widgets.field import CommandPage
 
 if TYPE_CHECKING:
     from dsv41chat.settings import Settings
@@ -349,6 +351,13 @@ class ChatApp(App[int]):
         return path
 
     # Palette ------------------------------------------------------------------------------------------------------------
+
+    def action_command_palette(self) -> None:
+        if not CommandPalette.is_open(self):
+            self.push_screen(CommandPage(id="--command-palette"))
+
+    def search_themes(self) -> None:
+        self.push_screen(CommandPage(providers=[ThemeProvider], placeholder="Search for themes…"))
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         """Every action of the keymap, those without a key too, and the recent conversations by name.

@@ -32,6 +32,7 @@ BLOCK = '"""'
 PROGRESS_S = 2.0
 SHOWN_MESSAGES = 10
 LISTED = 20
+UNANSWERED = "The last message is not answered: /retry answers it."
 SECOND_S = 2.0
 BURST_GAP_S = 0.015  # lines that follow one another within this time were pasted
 PASTED_S = 0.2  # a line that was read within this time was waiting: nobody had time to press Enter for it
@@ -52,6 +53,7 @@ class PlainChat:
         self.store, self.host = controller.store, controller.host
         self.conversation: Any = None
         self.leaf_id: str | None = None
+        self.unanswered = False  # whether that is the user's
         self.readonly = start.readonly or self.store.readonly
         self.build = start.build
         self.new_settings: dict[str, Any] = {}
@@ -176,6 +178,21 @@ class PlainChat:
             self._held = ""
         if self.code:
             self._over = True
+        else:
+            self._say_where(request, event)
+
+    def _go_to(self, message: Any) -> None:
+        """What is sent next goes on from this message; None: from nothing."""
+        self.leaf_id, self.unanswered = (message.id, message.role == "user") if message is not None else (None, False)
+
+    def _say_where(self, request: TurnRequest, end: Any) -> None:
+        """After a turn that has stored no answer: what the next message goes on from."""
+        if self.leaf_id is None or (end.message if isinstance(end, Finished) else end.answer or end.code == "context_full"):
+            return
+        if self.unanswered:
+            self.say(UNANSWERED)
+        elif request.text is None:
+            self.say("The earlier answer stays.")
 
     def _heading(self, channel: str, before: str) -> None:
         if before:
@@ -187,7 +204,7 @@ class PlainChat:
 
     def _event(self, event: Any, printed: bool) -> None:
         if isinstance(event, Saved):
-            self.leaf_id = event.message.id
+            self._go_to(event.message)
             if self.conversation is None or self.conversation.id != event.message.conversation_id:
                 self.conversation = self.store.conversation(event.message.conversation_id)
                 self.new_settings = {}
@@ -201,6 +218,8 @@ class PlainChat:
             else:
                 self.say("(stopped before the first token)")
         elif isinstance(event, Failed):
+            if event.answer is not None:
+                self._go_to(event.answer)
             if printed:
                 self.say()
             self.say(f"error: {event.message}" + (f"\nhint: {event.hint}" if event.hint else ""))
@@ -236,7 +255,7 @@ class PlainChat:
 
     def _show(self, view: Any) -> None:
         self.conversation = view.conversation
-        self.leaf_id = view.messages[-1].id if view.messages else None
+        self._go_to(view.messages[-1] if view.messages else None)
         self.readonly = view.readonly or self.begin.readonly or self.store.readonly
         self.say(f"Conversation: {view.conversation.title or '(no title)'}  [{view.conversation.id}]")
         if len(view.messages) > SHOWN_MESSAGES:
@@ -248,15 +267,16 @@ class PlainChat:
                 self.say(f"({line})")
         if view.interrupted:
             self.say("The last answer was interrupted; /retry answers again.")
-        elif view.messages and view.messages[-1].role == "user" and not self.readonly:
-            self.say("The last message is not answered: /retry answers it.")
+        elif self.unanswered and not self.readonly:
+            self.say(UNANSWERED)
         if self.readonly:
             self.say(readonly_reason(view.holder, self.store))
 
     # Commands -----------------------------------------------------------------------------------------------------------
 
     def _command_new(self, rest: str) -> None:
-        self.conversation, self.leaf_id, self.attached = None, None, []
+        self.conversation, self.attached = None, []
+        self._go_to(None)
         self.readonly = self.begin.readonly or self.store.readonly
         self._welcome()
 

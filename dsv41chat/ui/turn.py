@@ -541,7 +541,9 @@ class _Turn:
 
     def _failed(self, code: str, message: str, hint: str, state: str = "error") -> Failed:
         partial = self.answer.keep(state) if self.answer is not None else None
-        return Failed(code, message, hint, self.conversation.id if self.conversation is not None else None, partial, prompt_tokens=self.prompt_tokens)
+        stored = self.answer.stored if self.answer is not None else None
+        conversation_id = self.conversation.id if self.conversation is not None else None
+        return Failed(code, message, hint, conversation_id, partial, prompt_tokens=self.prompt_tokens, answer=stored)
 
     def _finished_without_engine(self) -> Finished:
         """Cancelled while loading."""

@@ -295,7 +295,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None.
+    """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None; answer: its record, where it is stored.
 
     status: the exit code, where it is not the one of EXIT_CODES. prompt_tokens: of a prompt that was encoded and not run, else 0.
     """
@@ -307,6 +307,7 @@ class Failed:
     partial: dict | None = None
     status: int | None = None
     prompt_tokens: int = 0
+    answer: Any = None
 
     @property
     def exit_code(self) -> int:

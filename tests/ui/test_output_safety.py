@@ -6,12 +6,14 @@ import json
 import re
 
 import pytest
+from textual import events
+from textual.widgets import Input
 
 from dsv41chat.store import Store
 from dsv41chat.ui.sanitize import json_text
 from tests.ui.fakes import Script
 from tests.ui.test_plain import chat as line_mode
-from tests.ui.tui import chat_of, ended, make_app, screen_text, shows, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, until
 
 CONTROLS = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E, 0x2066)))
 NASTY = f"a\x1b]0;TITLE\x07b\x9b31mc\x1b[2J\x1bPq\x1b\\d\x90e\x9cf\x1b]52;c;AAAA\x07\r\n```sh\n\x1b[5mblink\n```\n{CONTROLS}end"
@@ -132,6 +134,72 @@ async def test_the_composer_shows_control_characters_as_symbols_and_sends_what_w
         await until(lambda: screen_text(app).count("\ufffd") >= 100 and "\ufffdz" in screen_text(app))
         await pilot.press("ctrl+z")
         await until(lambda: chat.composer.text == "")
+
+
+PASTED = "a\u202eb\x07c\x1b[31md\x0ce\u2028f\tg\u2066h"
+
+
+async def field_of(pilot, app, chat, where: str) -> Input:
+    """The input line of a page, opened as a user would."""
+    if where in ("rename", "list rename"):
+        await (pilot.press("ctrl+o", "r") if where.startswith("list") else app.run_action("rename", chat))
+    elif where == "settings":
+        await pilot.press("f8", "enter")
+    elif where == "search":
+        await app.run_action("search_everywhere", chat)
+    elif where == "theme":
+        await app.run_action("app.change_theme", chat)
+    else:
+        await pilot.press(*{"filter": ["ctrl+o", "slash"], "find": ["ctrl+f"], "palette": ["ctrl+p"]}[where])
+    await until(lambda: isinstance(app.focused, Input))
+    return app.focused
+
+
+@pytest.mark.parametrize("where", ["rename", "list rename", "filter", "find", "search", "settings", "palette", "theme"])
+async def test_every_input_line_shows_symbols_and_keeps_what_was_pasted(tmp_path, where):
+    """As the composer: each takes the cell that it is drawn in, an escape goes, and the rest is what is stored."""
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 36)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+        await say(pilot, app, "hello")
+        field = await field_of(pilot, app, chat, where)
+        field.value = ""
+        app.post_message(events.Paste(PASTED + "\nsecond line"))
+        await until(lambda: bool(field.value))
+        shown = await shows(app, "a\ufffdb\u2407c[31md\u240ce\u2424f g\ufffdh")
+        assert not ACTING.search(shown)
+        kept = PASTED.replace("\x1b", "")
+        assert field.value == kept and field.cursor_position == len(kept)
+        left = field.content_region.x - field.scroll_offset.x
+        assert field.cursor_screen_offset.x == left + len(kept) + 1, "behind the last, as Textual has it"
+        await pilot.press("home", *["right"] * 4)
+        assert field.cursor_screen_offset.x == left + 4 and field._cell_offset_to_index(4) == 4
+        await pilot.press("delete", "X")
+        kept = kept[:4] + "X" + kept[5:]
+        assert field.value == kept
+        if where not in ("rename", "list rename", "settings"):
+            return
+        await pilot.press("enter")
+        if where == "settings":
+            await until(lambda: chat.option_values()["system"][0] == kept)
+            assert app.store.conversation(chat.conversation.id).settings["system"] == kept
+        else:
+            await until(lambda: app.store.conversation(chat.conversation.id).title == kept)
+        assert not ACTING.search(await drawn(app))
+
+
+async def test_a_value_of_several_lines_is_opened_and_left_as_it_is(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 36)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        chat.new_settings["system"] = "be brief\nbe\u202e kind"
+        field = await field_of(pilot, app, chat, "settings")
+        shown = await shows(app, "be brief\u2424be\ufffd kind")
+        assert not ACTING.search(shown) and field.value == "be brief\nbe\u202e kind"
+        await pilot.press("end", "!", "enter")
+        await until(lambda: chat.new_settings["system"] == "be brief\nbe\u202e kind!")
 
 
 def test_the_document_of_the_composer_edits_as_textuals_does():

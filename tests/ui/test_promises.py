@@ -62,13 +62,16 @@ TABLE = """
 4.1  M  control characters are shown as symbols |
     chat:escape_sequences_of_any_text_never_reach_the_screen terminal:no_control_byte_of_any_text_reaches_the_terminal
     output_safety:commands output_safety:scripted_mode_on_a_terminal output_safety:errors_and_notices output_safety:the_line_mode
-    output_safety:a_megabyte
+    output_safety:a_megabyte output_safety:every_input_line_shows_symbols_and_keeps_what_was_pasted
 4.1  S  links, images as text | render:links_carry_only_web_addresses
 4.1  S  formulas as Unicode | render:formulas_become_unicode_and_prices_stay
 4.1  M  tables wrap, then scroll; code wraps only on demand |
     render:wide_tables_are_wrapped_then_scrolled render:lines_fit_and_hold_no_control_characters
 4.2  M  stop within a round or chunk; what was shown is kept | chat:stop_keeps_what_was_shown_and_the_next_turn_works states:cancelled_turns
 4.2  M  no token: the prompt returns for editing | chat:stop_in_prefill_gives_the_prompt_back_and_editing_it_makes_a_sibling
+4.2  M  a retry or a continuation that stores nothing leaves screen and leaf as they were |
+    retries:what_was_on_the_screen_is_there_again retries:a_question_without_an_answer_keeps_its_hint
+    retries:a_retry_that_fails_later_is_what_the_next_message_goes_on_from retries:in_lines_the_earlier_answer_stays
 4.2  M  continue from the kept text | tools:continue_goes_on_from_the_kept_text
 4.3  M  a tree: edit and regenerate are siblings, nothing is overwritten |
     tools:edit_makes_a_branch_and_both_stay_reachable store/tree:edit_and_retry_are_siblings

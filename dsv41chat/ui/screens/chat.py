@@ -352,6 +352,11 @@ class ChatScreen(
         """A notice that goes away by itself."""
         self.notify(visible_line(text), severity=severity, markup=False, timeout=8 if severity == "error" else 4)
 
+    def untell(self, text: str) -> None:
+        """Takes a notice back that no longer holds."""
+        for toast in [toast for toast in self.app._notifications if toast.message == text]:
+            self.app._unnotify(toast)
+
     @on(Hint)
     def _hint(self, event: Hint) -> None:
         self.tell(event.text, event.severity)

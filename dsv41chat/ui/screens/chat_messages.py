@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from dsv41chat.store import StoreError
@@ -18,10 +19,26 @@ def _unfinished(entry: Entry | None) -> bool:
     return entry is not None and entry.message is not None and not (entry.message.state == "complete" and entry.message.finish == "stop")
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What was on the screen before a turn took some of it off. place: of the view, None at its end. retried: ctrl+R asks the same again.
+
+    edited: the message that an edit was to replace. told: the notice about what went.
+    """
+
+    entries: list[Entry]
+    selected: Entry | None
+    place: tuple[str, int, int] | None
+    retried: bool
+    edited: Entry | None = None
+    told: str = ""
+
+
 class MessageActions:
     """Mixed into ChatScreen."""
 
     def init_messages(self) -> None:
+        self.taken: Taken | None = None  # until something of the turn is stored
         self.editing: str | None = None
         # What was in the composer when an edit began, and its folded pastes; it comes back when the edit is sent or left.
         self.aside: tuple[str, dict[str, str]] = "", {}
@@ -155,12 +172,31 @@ class MessageActions:
 
     def _drop_from(self, entry: Entry, keep: bool) -> None:
         """Takes what follows (and, unless kept, the entry itself) off the screen; it stays stored as a branch."""
-        index = self.transcript.index_of(entry)
-        entries = self.transcript.entries[: index + 1 if keep else index]
-        hidden = len([one for one in self.transcript.entries[len(entries) :] if one.message is not None]) - (not keep)
-        self.transcript.set_entries(entries)
-        if hidden > 0:
-            self.tell(f"{hidden} later message{'s' if hidden > 1 else ''} stay on the other branch; [ and ] switch.")
+        shown, index = self.transcript, self.transcript.index_of(entry)
+        entries = shown.entries[: index + 1 if keep else index]
+        gone = len([one for one in shown.entries[len(entries) :] if one.message is not None])
+        hidden = gone - (not keep)
+        told = f"{hidden} later message{'s' if hidden > 1 else ''} stay on the other branch; [ and ] switch." if hidden > 0 else ""
+        place = None if shown.follow else shown.place()
+        edited = entry if entry.role == USER and not keep else None
+        self.taken = Taken(list(shown.entries), shown.selected_entry, place, gone <= 1 and edited is None, edited, told)
+        shown.set_entries(entries)
+        if told:
+            self.tell(told)
+
+    def bring_back(self, taken: Taken, failed: bool) -> None:
+        """A turn has stored nothing: what it took off the screen stands there again, and what is sent next goes on from there."""
+        shown, here = self.transcript, self.transcript.selected_entry
+        # The line about an earlier failure makes room for that about this one.
+        shown.set_entries([entry for entry in taken.entries if not (failed and entry is self.failure_line)])
+        places = [index for one in (here, taken.selected) if one is not None and (index := shown.index_of(one)) is not None]
+        if places:
+            shown.selected = places[0]
+        elif shown.has_focus:
+            shown.select_edge(True)
+        if taken.place is not None and not failed:
+            shown.go_to(*taken.place)
+        self.untell(taken.told)
 
     def edit_does(self) -> str:
         """What the edit key does with the selected message, in a word; empty for nothing."""

@@ -12,6 +12,7 @@ from dsv41chat.ui.present import clock, notice, thinking_note, update_entry
 from dsv41chat.ui.render.entry import ANSWER, USER, Entry
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.screens.chat_messages import Taken
 from dsv41chat.ui.status import Status
 from dsv41chat.ui.turn_events import Failed, Finished, Noticed, Piece, Ready, Saved, Started, TurnEvent, TurnRequest, Warned
 from dsv41chat.ui.turn_pump import TurnPump
@@ -39,6 +40,7 @@ class TurnActions:
         self._sent = ""
         self._sent_queue_id: int | None = None
         self._failure: Failed | None = None
+        self.failure_line: Entry | None = None  # the newest
         self._finish: Finished | None = None
         self._stop_at, self._stopped_at, self._stopped_text = 0.0, NEVER, ""
         self._status_at = 0.0
@@ -136,6 +138,7 @@ class TurnActions:
 
     def _feed(self, piece: Piece) -> bool:
         if self._answer is not None and piece.text:
+            self.taken = None
             self._answer.feed(piece.channel, piece.text)
             return True
         return False
@@ -169,6 +172,7 @@ class TurnActions:
         self.show_header()
 
     def _saved(self, message: Any) -> None:
+        self.taken = None
         if message.role == "user":
             if message.parent_id is None:
                 self.forget_first_draft()
@@ -192,10 +196,16 @@ class TurnActions:
         """The turn's thread has ended; its events have all been shown."""
         answer, failure, finish = self._answer, self._failure, self._finish
         self.status.running = self.status.stopping = False
-        if answer is not None:
+        if answer is not None and failure is not None and failure.answer is not None:
+            # The row was stored with what had arrived.
+            self._saved(failure.answer)
+        taken, self.taken = self.taken, None
+        if taken is not None:
+            self.bring_back(taken, failed=failure is not None)
+        elif answer is not None:
             answer.running = False
             answer.state_note = ""
-            if answer.text or answer.thinking:
+            if answer.text or answer.thinking or answer.message is not None:
                 answer.finish()
                 self.transcript.changed(answer)
             else:
@@ -204,7 +214,7 @@ class TurnActions:
         stopped = finish is not None and finish.finish == "cancelled"
         normal = finish is not None and not stopped
         if failure is not None:
-            self._show_failure(failure, answer)
+            self._show_failure(failure, taken)
         elif stopped and finish.message is None:
             self._give_back()
             # What was sent behind it waits: whether it goes off before the message that is being written again is the user's to say.
@@ -225,40 +235,30 @@ class TurnActions:
         elif self.queue:
             self.tell_queue()
 
-    def _show_failure(self, failure: Failed, answer: Entry | None) -> None:
+    def _show_failure(self, failure: Failed, taken: Taken | None) -> None:
         full = failure.code == "context_full"
         # Its remedy on the command line is no remedy here: the dialog offers those of the screen.
         hint = "" if full else failure.hint
         text = visible_line(failure.message) + (f"\n→ {visible_line(hint)}" if hint else "")
-        if answer is not None and answer.message is None and (answer.text or answer.thinking):
-            # The row was stored with what had arrived; read it back for its receipt.
-            self._reload_answer(answer)
         if self._pending is not None:
             # Nothing was stored: the text returns to where it was written.
             self.transcript.drop(self._pending)
             self._pending = None
             if self._sent_queue_id is None:
                 self.composer.put_before(self._sent)
+                if taken is not None and taken.edited is not None:
+                    self.begin_edit(taken.edited, keep_text=True)
             else:
                 self.reload_queue()
-        else:
+        elif full or taken is None or taken.retried:
             text += "\nThe message is saved." if full else "\nctrl+R tries again."
         if failure.code == "store":
             self.continue_in_memory(failure.message)
             return
-        self.transcript.append(notice(text, error=True))
+        self.failure_line = notice(text, error=True)
+        self.transcript.append(self.failure_line)
         if full:
             self.spawn(self.ask_context(), "context")
-
-    def _reload_answer(self, answer: Entry) -> None:
-        try:
-            children = self.app.store.children(self.leaf_id) if self.leaf_id else []
-        except StoreError:
-            return
-        if children and children[-1].role == "assistant":
-            update_entry(answer, children[-1])
-            self.leaf_id = children[-1].id
-            self.transcript.changed(answer)
 
     def _give_back(self) -> None:
         """No token came: the prompt returns to the composer, before what was typed since; sent again changed, it becomes a sibling."""
@@ -328,8 +328,7 @@ class TurnActions:
     def show_queue(self, queue: list[Any]) -> None:
         if [item.id for item in queue] != [item.id for item in self.queue]:
             # What was said about the queue is over, or of another conversation.
-            for toast in [toast for toast in self.app._notifications if toast.message == self._told_queue]:
-                self.app._unnotify(toast)
+            self.untell(self._told_queue)
         self.queue = list(queue)
         texts = [self.held] if self.held else [item.text for item in self.queue]
         self.status.queued = len(texts)

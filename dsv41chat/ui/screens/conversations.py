@@ -23,6 +23,7 @@ from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, Page, TextScreen
 from dsv41chat.ui.screens.search import hit_line
 from dsv41chat.ui.spawn import Spawning
 from dsv41chat.ui.units import size
+from dsv41chat.ui.widgets.field import Field
 from dsv41chat.ui.widgets.foot import Foot
 
 FULL_TEXT_DELAY_S = 0.150
@@ -79,7 +80,7 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
             with Horizontal(classes="dialog-bar"):
                 yield Static("Conversations", id="list-title", markup=False)
                 yield Static("", id="list-sort", markup=False)
-            yield Input(self._query, placeholder="/ filters by title and text", id="list-filter", compact=True)
+            yield Field(self._query, placeholder="/ filters by title and text", id="list-filter", compact=True)
             yield _Rows(id="list", markup=False, compact=True)
             yield Foot(*FOOT)
 

@@ -16,6 +16,7 @@ from textual.widgets.option_list import Option
 
 from dsv41chat.ui.commands import complete_path
 from dsv41chat.ui.sanitize import visible, visible_line
+from dsv41chat.ui.widgets.field import Field
 
 
 class Page(ModalScreen[ScreenResultType]):
@@ -77,7 +78,7 @@ class LineScreen(Page[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(visible_line(self._title), markup=False, classes="dialog-title")
-            yield Input(self._value)
+            yield Field(self._value)
             yield Static("", markup=False, id="completions")
             yield Static("", markup=False, id="wrong")
 

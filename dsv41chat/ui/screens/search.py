@@ -19,6 +19,7 @@ from dsv41chat.ui.present import age
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import Page
 from dsv41chat.ui.spawn import Spawning
+from dsv41chat.ui.widgets.field import Field
 
 DELAY_S = 0.150
 MORE = "more"
@@ -47,7 +48,7 @@ class SearchScreen(Spawning, Page[tuple[str, str, str] | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog dialog-full"):
             yield Static("Search everywhere", classes="dialog-title", id="search-title")
-            yield Input(self._query, placeholder="words of any message", compact=True)
+            yield Field(self._query, placeholder="words of any message", compact=True)
             yield OptionList(id="list", markup=False, compact=True)
             yield Static("enter opens the message   esc closes", classes="dialog-foot")
 

@@ -123,7 +123,7 @@ class SettingsScreen(Page[None]):
             choices = [(name, f"{'>' if name == row.value else ' '} {name}") for name in row.key.choices]
             self.app.push_screen(AskScreen(row.name, choices), lambda name: name is not None and self._change(row, name))
         else:
-            start = "" if row.value is None else _shown(row.value)
+            start = row.value if isinstance(row.value, str) else "" if row.value is None else _shown(row.value)
             page = LineScreen(f"{row.name}: {row.key.expected()}", start, check=lambda text: _wrong(row, text))
             self.app.push_screen(page, lambda text: text is not None and self._change(row, _value(row, text)))
 

@@ -8,6 +8,8 @@ from textual.containers import Horizontal
 from textual.message import Message
 from textual.widgets import Input, Static
 
+from dsv41chat.ui.widgets.field import Field
+
 
 class FindBar(Horizontal):
     """Posts Query while typing, Step for Enter and shift+Enter, Closed for Esc."""
@@ -29,7 +31,7 @@ class FindBar(Horizontal):
 
     def compose(self) -> ComposeResult:
         yield Static("find ", classes="find-label")
-        yield Input(compact=True, placeholder="text in this conversation", id="find-input")
+        yield Field(compact=True, placeholder="text in this conversation", id="find-input")
         yield Static("", id="find-count")
 
     def open(self) -> None:

@@ -20,6 +20,7 @@ from textual.strip import Strip
 from dsv41chat.ui.render.entry import ANSWER, NOTICE, USER, Entry, Renderer
 from dsv41chat.ui.render.palette import Palette
 from dsv41chat.ui.render.wrap import Line, copy_lines
+from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.widgets.transcript_layout import GUTTER, TranscriptLayout
 
 SHIFT_CELLS = 8
@@ -425,8 +426,8 @@ class Transcript(TranscriptLayout, can_focus=True):
         self.refresh()
 
     def highlight_query(self, query: str) -> None:
-        """Marks every place of `query` (case does not count); empty ends it."""
-        self._query = query.casefold()
+        """Marks every place of `query` (case does not count), as it is drawn; empty ends it."""
+        self._query = visible_line(query).casefold()
         self._current = None
         self.refresh()
 
