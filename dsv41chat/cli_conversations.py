@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dsv41chat.store import NotFound
+from dsv41chat.store import NotFound, StoreDamaged, StoreError
+from dsv41chat.store.conversations import unread
 from dsv41chat.store.search import PAGE
 from dsv41chat.ui import importing
 from dsv41chat.ui.export import FORMATS, export, outline, readable
@@ -15,6 +16,7 @@ from dsv41chat.ui.inputs import read_stdin, read_text
 from dsv41chat.ui.output import Out, UsageError
 from dsv41chat.ui.sanitize import visible
 from dsv41chat.ui.states import States, listing
+from dsv41chat.ui.turn_events import exit_code
 from dsv41chat.ui.units import size
 
 
@@ -69,7 +71,13 @@ def add_commands(commands: Any) -> None:
 
 def _list(context: Any) -> int:
     args = context.args
-    rows = context.store().list_conversations(args.search, args.limit, build=args.build, deleted=args.archived)
+    store, trouble = context.store(), None
+    try:
+        rows = store.list_conversations(args.search, args.limit, build=args.build, deleted=args.archived)
+    except StoreDamaged as error:
+        if args.search or args.build:
+            raise
+        rows, trouble = [unread(c) for c in store.titles(deleted=args.archived)[: args.limit]], error
     cached: dict[str, int] = {}
     for state in listing(context.settings):
         cached[state["conversation"]] = cached.get(state["conversation"], 0) + state["bytes"]
@@ -88,7 +96,7 @@ def _list(context: Any) -> int:
             ("id", "messages", "tokens", "build", "cached", "updated", "title"),
             [
                 (
-                    r.id, r.messages, "-" if r.context_used is None else r.context_used, r.build_name or "-",
+                    r.id, "-" if r.messages is None else r.messages, "-" if r.context_used is None else r.context_used, r.build_name or "-",
                     size(cached[r.id]) if r.id in cached else "-", _when(r.updated), r.title,
                 )
                 for r in rows
@@ -96,7 +104,13 @@ def _list(context: Any) -> int:
         )  # fmt: skip
     else:
         context.stderr.notice("no conversations")
-    return 0
+    return 0 if trouble is None else _told(context, trouble)
+
+
+def _told(context: Any, trouble: StoreError) -> int:
+    """Name on stderr what kept a part of the output away. Returns the exit code."""
+    context.stderr.line(f"dsv41chat: {trouble}  Try: {trouble.hint}")
+    return exit_code(trouble.code)
 
 
 def _search(context: Any) -> int:
@@ -159,14 +173,21 @@ def _export(context: Any) -> int:
         raise UsageError("export needs an ID or --all.", hint="dsv41chat conversations list")
     if args.force and not args.output:
         raise UsageError("--force needs -o.")
-    chosen = [store.conversation(row.id) for row in store.list_conversations()] if args.all else [store.conversation(args.id)]
-    text = export(chosen, store, args.format or ("json" if args.json else "md"), many=args.all)
+    chosen = store.titles() if args.all else [store.conversation(args.id)]
+    lost: list[tuple[Any, StoreError]] = []
+    unread = (lambda *found: lost.append(found)) if args.all else None
+    text = export(chosen, store, args.format or ("json" if args.json else "md"), many=args.all, unread=unread)
+    if lost and len(lost) == len(chosen):
+        raise lost[0][1]  # a file without any conversation would save nothing
     out = Out(Path(args.output).expanduser(), force=args.force) if args.output else context.out
     out.write(visible(text) if out.terminal else text)
     out.close(True)
     if args.output:
-        context.stderr.notice(f"{len(chosen)} conversation{'s' if len(chosen) != 1 else ''} written to {args.output}")
-    return 0
+        written = len(chosen) - len(lost)
+        context.stderr.notice(f"{written} conversation{'s' if written != 1 else ''} written to {args.output}")
+    for conversation, _ in lost:
+        context.stderr.line(f'dsv41chat: not exported, it cannot be read: {conversation.id} "{conversation.title}"')
+    return _told(context, lost[0][1]) if lost else 0
 
 
 def _import(context: Any) -> int:
@@ -178,11 +199,11 @@ def _import(context: Any) -> int:
     found = importing.read(text, "standard input" if name == "-" else name)
     stored = importing.store(found, context.store(write=True))
     if context.args.json:
-        rows = [{"id": made.id, "exported_id": one.id, "title": made.title, "messages": len(one.messages)} for one, made in stored]
+        rows = [{"id": made.id, "exported_id": one.id, "title": made.title, "messages": len(one.messages)} for one, made, _ in stored]
         context.json({"ok": True, "conversations": rows})
         return 0
-    for one, made in stored:
-        copy = "" if made.id == one.id else f" (a copy: the id {one.id} was taken)"
+    for one, made, taken in stored:
+        copy = f" (a copy: {taken} {'were' if taken.endswith('s') else 'was'} taken)" if taken else ""
         context.stderr.notice(f'imported {made.id} "{made.title}", {len(one.messages):,} message{"s" if len(one.messages) != 1 else ""}{copy}')
     return 0
 

@@ -106,6 +106,11 @@ class Conversations(Part):
         )
         return [_summary(row) for row in rows]
 
+    def titles(self, *, deleted: bool = False) -> list[Conversation]:
+        """Every conversation, newest first as in the list, without a look at the messages: damage there does not hide it."""
+        alive = f"deleted IS {'NOT NULL' if deleted else 'NULL'}"
+        return [records.conversation(row) for row in self._rows(f"SELECT * FROM conversations WHERE {alive} ORDER BY updated DESC, rowid DESC")]
+
     def rename(self, conversation_id: str, title: str) -> None:
         """Give a title. An empty one brings back the automatic title."""
         title = records.storable(title.strip())
@@ -232,3 +237,8 @@ def _summary(row: Mapping[str, Any]) -> ConversationSummary:
         build_name=row["build_name"],
         build_fingerprint=row["build_fingerprint"],
     )
+
+
+def unread(c: Conversation) -> ConversationSummary:
+    """The line of a conversation whose messages were not looked at."""
+    return ConversationSummary(c.id, c.title, c.created, c.updated, c.used, c.leaf_id, c.pinned, c.deleted, None, None, None, None)

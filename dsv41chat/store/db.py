@@ -21,7 +21,7 @@ from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
 from dsv41chat.store import files
-from dsv41chat.store.errors import StoreClosed, StoreReadOnly, damaged, primary_code, translated
+from dsv41chat.store.errors import DAMAGE, StoreClosed, StoreReadOnly, damaged, from_sqlite, primary_code, translated
 from dsv41chat.store.migrations import CHAT, check_known
 
 BUSY_S = 5.0  # how long a statement waits for another process before StoreBusy
@@ -30,6 +30,11 @@ BUSY_S = 5.0  # how long a statement waits for another process before StoreBusy
 CHECKED_BYTES = 32 * 2**20
 # A committed message survives a power cut; costs about 10 ms per commit.
 DURABLE = {"synchronous": "FULL"}
+
+
+def _text(data: bytes) -> str:
+    """The text of a cell. A damaged byte becomes U+FFFD, so that it hides neither its row nor the others."""
+    return data.decode("utf-8", "replace")
 
 
 def problem(db: Database) -> str | None:
@@ -83,7 +88,7 @@ class Connections:
         self._links_lock = threading.Lock()
         self._closed = False
         try:
-            with translated(path, reading=readonly):
+            with translated(path, reading=readonly, untouched=readonly):
                 if path is None:
                     self._open_memory()
                 elif readonly:
@@ -100,7 +105,7 @@ class Connections:
     def read(self) -> Iterator[Database]:
         """A connection for statements that only read. Rows must be fetched inside the block."""
         link = self._link()
-        with link.lock, translated(self.path, reading=True):
+        with link.lock, translated(self.path, reading=True, untouched=self.readonly):
             yield link.db
 
     @contextmanager
@@ -154,8 +159,8 @@ class Connections:
             if not access(place, W_OK):
                 raise StoreReadOnly(f"{place} cannot be written", "choose another folder with --data-dir, or open with --readonly")
         db = self._link().db
-        self._enable_wal(db)
         self._check(db)
+        self._enable_wal(db)
         check_known(db, self._migrations)
         if self._migrations.pending(db):
             with self.write():
@@ -180,8 +185,14 @@ class Connections:
     def _check(self, db: Database) -> None:
         """Raises StoreDamaged for pages that contradict each other, before anything is written beside them."""
         if self._migrations is CHAT and self.path is not None and self.path.stat().st_size <= CHECKED_BYTES:
-            if (found := problem(db)) is not None:
-                raise damaged(self.path, found)
+            try:
+                found = problem(db)
+            except sqlite3.DatabaseError as error:
+                if primary_code(error) not in DAMAGE:
+                    raise
+                raise from_sqlite(error, self.path, untouched=True) from error
+            if found is not None:
+                raise damaged(self.path, found, untouched=True)
 
     def _readable(self, path: Path) -> Database:
         """A read-only connection, whatever the rights of the folder are."""
@@ -232,6 +243,7 @@ class Connections:
         conn = sqlite3.connect(
             target, timeout=self._busy_s, isolation_level=None, check_same_thread=False, uri=target.startswith("file:")
         )
+        conn.text_factory = _text
         link = _Link(Database(conn, recursive_triggers=False, execute_plugins=False))
         conn.execute("PRAGMA foreign_keys=ON")
         for name, value in self._pragmas.items():

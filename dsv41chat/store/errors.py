@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,22 +96,33 @@ class QueueFull(StoreError):
     code = "usage"
 
 
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
 def primary_code(error: sqlite3.Error) -> int:
     """SQLite's primary result code; 0 for errors of Python's own module."""
     # An extended code keeps the primary one in its low byte.
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def damaged(where: Path | str, why: str) -> StoreDamaged:
-    """One sentence for every damage, wherever it is met. why: what SQLite finds, of which the last line names the place."""
+def damaged(where: Path | str, why: str, *, untouched: bool, database: bool = True) -> StoreDamaged:
+    """One sentence for every damage, wherever it is met.
+
+    why: what SQLite finds, of which the last line names the place. untouched: nothing was written to the file since it was opened.
+    database: False for a file that is none, of which nothing can be read.
+    """
     why = why.strip().splitlines()[-1] if why.strip() else "its pages contradict each other"
-    folder = Path(where).with_name("damaged")
+    data, name = Path(where).parent, shlex.quote(str(where))
+    folder, saved = (shlex.quote(str(data / part)) for part in ("damaged", "saved.json"))
+    ours = f"dsv41chat --data-dir {shlex.quote(str(data))} conversations"
+    # With the log beside it, which must not meet another file of that name.
+    aside = f"`mkdir {folder} && mv {name}* {folder}/`"
+    save, back = f"`{ours} export --all --format json -o {saved}`", f"`{ours} import {saved}`"
     return StoreDamaged(
-        f"{where} is damaged: {why}. Nothing is written to it, and it stays as it is.",
-        # With the log beside it, which must not meet another file of that name.
-        f"`conversations list` and `export` read what is intact; move it aside (mkdir {folder} && mv {where}* {folder}/) and start again; "
-        "what can be saved comes back with a current sqlite3: "
-        f"sqlite3 {folder}/{Path(where).name} .recover | sqlite3 {where}",
+        f"{where} is damaged: {why}." + (" Nothing is written to it, and it stays as it is." if untouched else ""),
+        f"save what is intact: {save}; move the file aside: {aside}; bring back what was saved: {back}"
+        if database
+        else f"move it aside, {aside}, and start again, or choose another folder with --data-dir",
     )
 
 
@@ -132,8 +144,11 @@ def from_os(error: OSError, path: Path, *, reading: bool = False) -> StoreError:
     return StoreError(f"{path}: {reason}", "choose another folder with --data-dir")
 
 
-def from_sqlite(error: sqlite3.Error, path: Path | None, *, reading: bool = False) -> StoreError:
-    """The store's name for a SQLite error in the database at `path` (None: in memory). reading: nothing was to be written."""
+def from_sqlite(error: sqlite3.Error, path: Path | None, *, reading: bool = False, untouched: bool = False) -> StoreError:
+    """The store's name for a SQLite error in the database at `path` (None: in memory).
+
+    reading: nothing was to be written. untouched: nor was anything before, since the file was opened.
+    """
     where = path if path is not None else "the database in memory"
     primary = primary_code(error)
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -149,17 +164,17 @@ def from_sqlite(error: sqlite3.Error, path: Path | None, *, reading: bool = Fals
         return StoreReadOnly(f"{where} cannot be written: read-only", "choose another folder with --data-dir, or fix its rights")
     if primary == sqlite3.SQLITE_CANTOPEN:
         return StoreReadOnly(f"{where} cannot be opened", "check that the folder exists and may be written, or use --data-dir")
-    # Text that is none comes as an error of Python's own module, without a code.
-    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "Could not decode to UTF-8" in str(error):
-        return damaged(where, str(error))
+    if primary in DAMAGE:
+        database = primary != sqlite3.SQLITE_NOTADB
+        return damaged(where, str(error), untouched=untouched or not database, database=database)
     return StoreError(f"{where}: {error}", "run `dsv41chat doctor`")
 
 
 @contextmanager
-def translated(path: Path | None, *, reading: bool = False) -> Iterator[None]:
+def translated(path: Path | None, *, reading: bool = False, untouched: bool = False) -> Iterator[None]:
     """Turn SQLite's and the operating system's errors inside the block into StoreErrors, the original kept as the cause.
 
-    reading: the block writes nothing; the words say so.
+    reading: the block writes nothing; the words say so. untouched: nor did anything before it, since the file was opened.
     """
     try:
         yield
@@ -168,6 +183,6 @@ def translated(path: Path | None, *, reading: bool = False) -> Iterator[None]:
             raise StoreClosed("the store is closed") from error
         raise
     except sqlite3.Error as error:
-        raise from_sqlite(error, path, reading=reading) from error
+        raise from_sqlite(error, path, reading=reading, untouched=untouched) from error
     except OSError as error:
         raise from_os(error, path or Path("memory"), reading=reading) from error

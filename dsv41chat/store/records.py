@@ -44,7 +44,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ConversationSummary:
-    """A line of the list. messages: on all branches, system texts apart. context_used: tokens after the newest answer."""
+    """A line of the list. messages: on all branches, system texts apart; None where damage hides them.
+
+    context_used: tokens after the newest answer.
+    """
 
     id: str
     title: str
@@ -54,7 +57,7 @@ class ConversationSummary:
     leaf_id: str | None
     pinned: bool
     deleted: float | None
-    messages: int
+    messages: int | None
     context_used: int | None
     build_name: str | None
     build_fingerprint: str | None
@@ -173,7 +176,12 @@ def to_json(value: Mapping[str, Any] | None) -> str | None:
 
 
 def from_json(text: str | None) -> dict[str, Any] | None:
-    return None if text is None else json.loads(text)
+    """The object of a JSON column. None for NULL, and for what is no object: of a damaged row the rest is still good."""
+    try:
+        value = None if text is None else json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def storable(text: str) -> str:
@@ -223,8 +231,8 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
         updated=row["updated"],
         used=row["used"],
         leaf_id=row["leaf_id"],
-        settings=json.loads(row["settings"]),
-        view=json.loads(row["view"]),
+        settings=from_json(row["settings"]) or {},
+        view=from_json(row["view"]) or {},
         pinned=bool(row["pinned"]),
         deleted=row["deleted"],
     )

@@ -259,24 +259,26 @@ class Tree(Part):
             db.execute("UPDATE conversations SET updated = ?, used = ? WHERE id = ?", [conversation.created, conversation.created, conversation.id])
             return self._conversation(conversation.id)
 
-    def add_conversations(self, exported: Iterable[Any]) -> list[Conversation]:
+    def add_conversations(self, exported: Iterable[Any]) -> list[tuple[Conversation, bool, bool]]:
         """Store conversations as they were exported (see `Exported` in ui/importing.py), all or none, with their times and title.
 
         Where any id is taken, by whatever message, that conversation gets new ids for all of its messages.
+        Returns each as (what it became, whether its own id was taken, whether an id of its messages was).
         """
         made = []
         with self.db.write() as db:
             for one in exported:
                 ids = json.dumps([message.id for message in one.messages])
-                taken = self._row("SELECT 1 FROM messages WHERE id IN (SELECT value FROM json_each(?)) LIMIT 1", [ids])
-                wish = one.id if taken is None else None
+                taken = self._row("SELECT 1 FROM messages WHERE id IN (SELECT value FROM json_each(?)) LIMIT 1", [ids]) is not None
+                own_taken = self._row("SELECT 1 FROM conversations WHERE id = ?", [one.id]) is not None
+                wish = None if taken else one.id
                 key = self.add_tree(
-                    one.messages, title=one.title, settings=one.settings, leaf_id=one.leaf, keep_ids=taken is None, wish=wish
+                    one.messages, title=one.title, settings=one.settings, leaf_id=one.leaf, keep_ids=not taken, wish=wish
                 ).id  # fmt: skip
                 named = bool(one.title) and one.title != self._automatic_title(key)
                 values = [int(named), int(one.pinned), one.created, one.updated, self.clock(), key]
                 db.execute("UPDATE conversations SET named = ?, pinned = ?, created = ?, updated = ?, used = ? WHERE id = ?", values)
-                made.append(self._conversation(key))
+                made.append((self._conversation(key), own_taken, taken))
         return made
 
     # -- parts

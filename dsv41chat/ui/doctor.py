@@ -102,7 +102,7 @@ def database(settings: Settings) -> Line:
     try:
         with Store.open(settings.paths.data, readonly=True) as store:
             if (problem := store.integrity()) is not None:
-                raise damaged(path, problem)
+                raise damaged(path, problem, untouched=True)
             count = len(store.list_conversations(limit=1_000_000))
     except StoreError as error:
         return Line("fail", "database", str(error), error.hint)

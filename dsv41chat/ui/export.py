@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dsv41chat import __version__
+from dsv41chat.store.errors import StoreError
 from dsv41chat.ui.sanitize import json_text
 
 if TYPE_CHECKING:
@@ -26,22 +27,34 @@ def export(
     tree: bool = True,
     many: bool = False,
     parsed: bool = False,
+    unread: Callable[[Conversation, StoreError], None] | None = None,
 ) -> Any:
     """The text of `conversations` in one of FORMATS.
 
     json: the whole tree of each with ids, parents, parameters and receipts; one object, with `many` an array. jsonl: one message
     a line. md and text: the branch that ends in `leaf` (default: the one on screen). tree False: only that branch in json too.
-    parsed: the JSON value instead of its text.
+    parsed: the JSON value instead of its text. unread: told of each conversation that cannot be read, which is then left out; without
+    it the first StoreError is raised.
     """
+
+    def each(write: Callable[[Conversation], Any]) -> Iterator[Any]:
+        for conversation in conversations:
+            try:
+                yield write(conversation)
+            except StoreError as error:
+                if unread is None:
+                    raise
+                unread(conversation, error)
+
     if format == "json":
-        values = [_as_dict(c, store.tree(c.id) if tree else store.path_to(leaf or c.leaf_id)) for c in conversations]
+        values = list(each(lambda c: _as_dict(c, store.tree(c.id) if tree else store.path_to(leaf or c.leaf_id))))
         value = values if many else values[0]
         return value if parsed else json_text(value, indent=1) + "\n"
     if format == "jsonl":
-        rows = [{"conversation": c.id, **message_dict(m)} for c in conversations for m in store.tree(c.id)]
-        return "".join(json_text(row) + "\n" for row in rows)
+        rows = lambda c: [{"conversation": c.id, **message_dict(m)} for m in store.tree(c.id)]
+        return "".join(json_text(row) + "\n" for found in each(rows) for row in found)
     write = markdown if format == "md" else readable
-    return "\n".join(write(c, store.path_to(leaf or c.leaf_id)) for c in conversations)
+    return "\n".join(each(lambda c: write(c, store.path_to(leaf or c.leaf_id))))
 
 
 def _as_dict(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:

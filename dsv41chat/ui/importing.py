@@ -61,13 +61,16 @@ def read(text: str, name: str) -> list[Exported]:
     return found
 
 
-def store(found: Iterable[Exported], target: Store) -> list[tuple[Exported, Conversation]]:
-    """Store all conversations or none; each as (what was read, what it became).
+def store(found: Iterable[Exported], target: Store) -> list[tuple[Exported, Conversation, str]]:
+    """Store all conversations or none; each as (what was read, what it became, which ids were taken, in words: "" for none).
 
     Ids stay where they are free; a conversation that is there already becomes a second copy with ids of its own.
     Raises StoreError.
     """
-    return [(one, made) for one, made in zip(found, target.add_conversations(found), strict=True)]
+    return [
+        (one, made, " and ".join(words for words, taken in ((f"the id {one.id}", own), ("the ids of its messages", messages)) if taken))
+        for one, (made, own, messages) in zip(found, target.add_conversations(found), strict=True)
+    ]
 
 
 def _no_number(text: str) -> Any:

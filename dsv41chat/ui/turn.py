@@ -170,7 +170,7 @@ class TurnController:
         parent_id = (conversation.leaf_id if conversation is not None else None) if request.parent_id == LEAF else request.parent_id
         path = self.store.path_to(parent_id) if parent_id else []
         options = replace(self.options(conversation, self.host.view), **request.overrides)
-        prompt = self.encode(chat_messages(system, path, self.host.tokenizer().sha256, last=request.text), options, stopped)
+        prompt = self.encode(chat_messages(system, path, self.host.tokenizer(), last=request.text), options, stopped)
         cached = max(self.host.cached(conversation.id, prompt) if conversation is not None else 0, self.host.states.peek(prompt.ids))
         return {
             "prompt_tokens": len(prompt.ids), "cached_tokens": cached, "prefill_tokens": len(prompt.ids) - cached,
@@ -243,8 +243,8 @@ class TurnController:
     def next_prefix(self, conversation: Any, path: Sequence[Any], options: TurnOptions) -> tuple[int, ...]:
         """The ids with which the prompt of every next message after `path` begins."""
         system = (conversation.settings or {}).get("system")
-        sha256 = self.host.tokenizer().sha256
-        one, other = (chat_messages(system, path, sha256, last=text) for text in "ab")
+        tokenizer = self.host.tokenizer()
+        one, other = (chat_messages(system, path, tokenizer, last=text) for text in "ab")
         return self.host.shared_beginning(one, other, options)
 
     def _lock(self, conversation_id: str) -> int | None:
@@ -420,7 +420,7 @@ class _Turn:
             raise Unusable(f"{build.name} can draft at most {limit} tokens here, not {options.draft}.", hint="--draft auto or --draft off")
         path = list(self.store.path_to((self.kept or self.parent).id))
         system = (self.conversation.settings or {}).get("system")
-        messages = chat_messages(system, path, tokenizer.sha256, continued=self.kept is not None)
+        messages = chat_messages(system, path, tokenizer, continued=self.kept is not None)
         prompt = self.c.encode(messages, options, self._cancel)
         self.state = self.c.state_turn(self.conversation, path, options)
         self.state_key, self.options, self.prompt_ids = key, options, prompt.ids

@@ -89,7 +89,7 @@ async def test_an_export_comes_back_by_the_palette(tmp_path, monkeypatch):
         (tmp_path / "bad.json").write_text("{}")
         told = []
         monkeypatch.setattr(chat, "tell", lambda text, severity="information": told.append(text))
-        for name, said in (("bad.json", "no conversation that dsv41chat exported"), ("chat.json", "1 were here already and came in as copies")):
+        for name, said in (("bad.json", "no conversation that dsv41chat exported"), ("chat.json", "1 came in as copies, their ids were taken")):
             chat.action_import()
             await until(lambda: "JSON export to import" in screen_text(app) and len(app.screen.query("Input")) == 1)
             app.screen.query_one("Input").value = str(tmp_path / name)

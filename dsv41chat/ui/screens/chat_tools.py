@@ -308,7 +308,7 @@ class ToolActions:
     async def _import(self, name: str) -> None:
         from dsv41chat.ui import importing
 
-        def work() -> list[tuple[importing.Exported, Conversation]]:
+        def work() -> list[tuple[importing.Exported, Conversation, str]]:
             return importing.store(importing.read(read_text(name, name, limit=None), name), self.app.store)
 
         try:
@@ -316,9 +316,9 @@ class ToolActions:
         except (UsageError, StoreError) as error:
             self.tell(f"{error} {error.hint}".strip(), "error")
             return
-        copies = sum(one.id != made.id for one, made in stored)
+        copies = sum(taken != "" for _, _, taken in stored)
         many = f"{len(stored)} conversations" if len(stored) > 1 else stored[0][1].title
-        self.tell(f"Imported {many}" + (f"; {copies} were here already and came in as copies" if copies else ""))
+        self.tell(f"Imported {many}" + (f"; {copies} came in as copies, their ids were taken" if copies else ""))
         await self.open_conversation(stored[0][1].id)
 
     def export_command(self, rest: str) -> None:

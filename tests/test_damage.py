@@ -1,0 +1,206 @@
+"""A damaged database and stored ids that are not those of their text: what can be read is read, and the advice that is given works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sqlite3
+import subprocess
+from contextlib import closing
+
+import pytest
+
+from dsv41chat.store import Store, StoreDamaged
+from dsv41chat.store.errors import from_sqlite
+from tests.markers import HOSTILE
+from tests.ui.fakes import Script
+
+PAGE = 4096
+
+
+def whole_file(program) -> tuple[bytearray, dict[str, int]]:
+    """(the bytes of chat.db with nothing left in its log, the root page of each table and index)."""
+    path = program.data / "chat.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"))
+    return bytearray(path.read_bytes()), roots
+
+
+def replace_file(program, data: bytes) -> None:
+    for beside in program.data.glob("chat.db*"):
+        beside.unlink()
+    (program.data / "chat.db").write_bytes(data)
+
+
+def break_pages_of(data: bytearray, word: bytes) -> None:
+    """Overwrite the pages that a long text of `word` fills: what follows on each is not found any more."""
+    found = [start for start in range(0, len(data), PAGE) if data[start : start + PAGE].count(word) * (len(word) + 1) > PAGE - 50]
+    assert found
+    for start in found:
+        data[start : start + PAGE] = b"\xff" * PAGE
+
+
+@pytest.fixture
+def two(program):
+    """Ids of two conversations, each with a text that has pages of its own."""
+    return [program("--json", f"{name} " + f"{name[0]}words " * 1000).object["conversation"] for name in ("good", "lost")]
+
+
+@pytest.mark.parametrize("cell", ["usage", "settings", "text"])
+def test_a_byte_that_is_no_text_hides_nothing(program, cell):
+    before = program("--json", "--temperature", "0.5", "question that stands").object
+    data, _ = whole_file(program)
+    if cell == "text":
+        data = data.replace(b"question that stands", b"question th\xfft stands")
+    else:
+        at = data.index({"usage": b'"context_used"', "settings": b'"temperature"'}[cell]) + 14
+        data[at : at + 2] = b"\xff\xff"
+    replace_file(program, data)
+    for words in (("list",), ("export", "--all"), ("show", before["conversation"]), ("search", "question")):
+        done = program("conversations", *words)
+        assert done.code == 0 and "question th" in done.out, words
+    if cell == "usage":
+        (row,) = program("conversations", "list", "--json").object
+        assert row["tokens"] is None and row["messages"] == 2
+    done = program("-c", "--json", "and now?", script=Script("fine"))
+    assert done.code == 0 and done.object["text"] == "fine" and done.object["conversation"] == before["conversation"]
+    prompt = bytes(i for i in program.script_ids() if i < 256).decode()
+    assert "question th" in prompt and "and now?" in prompt
+    (line,) = (line for line in program("doctor", "--json").object if line["name"] == "database")
+    assert line["verdict"] == "ok" and "intact" in line["text"]
+
+
+def test_what_can_be_read_is_exported_and_what_cannot_is_named(program, two, tmp_path):
+    good, lost = two
+    data, _ = whole_file(program)
+    break_pages_of(data, b"lwords")
+    replace_file(program, data)
+    for format in ("json", "jsonl", "md", "text"):
+        file = tmp_path / f"all.{format}"
+        done = program("conversations", "export", "--all", "--format", format, "-o", str(file))
+        assert done.code == 8 and f'{lost} "lost' in done.err and good not in done.err and "1 conversation written" in done.err
+        assert "good gwords" in file.read_text() and "lwords lwords" not in file.read_text().replace('"title": "lost lwords', "")
+    (one,) = json.loads((tmp_path / "all.json").read_text())
+    assert one["id"] == good and len(one["messages"]) == 2
+    assert (program.data / "chat.db").read_bytes() == data
+    assert program("conversations", "export", good).code == 0
+    only = program("conversations", "export", lost)
+    assert only.code == 8 and only.out == "" and "is damaged: " in only.err
+
+
+def test_nothing_is_written_where_no_conversation_can_be_read(program, tmp_path):
+    program("--headless", "lost " + "lwords " * 2000)
+    data, _ = whole_file(program)
+    break_pages_of(data, b"lwords")
+    replace_file(program, data)
+    done = program("conversations", "export", "--all", "-o", str(tmp_path / "all.md"))
+    assert done.code == 8 and not (tmp_path / "all.md").exists()
+
+
+def test_titles_are_listed_where_messages_cannot_be_counted(program, two):
+    data, roots = whole_file(program)
+    start = (roots["messages_conversation"] - 1) * PAGE
+    data[start : start + PAGE] = b"\xff" * PAGE
+    replace_file(program, data)
+    done = program("conversations", "list")
+    assert done.code == 8 and "is damaged: " in done.err
+    assert [line.split()[:2] for line in done.out.splitlines()[1:]] == [[two[1], "-"], [two[0], "-"]]
+    done = program("conversations", "list", "--json", "--limit", "1")
+    assert done.code == 8 and [(row["id"], row["messages"]) for row in done.object] == [(two[1], None)] and "is damaged: " in done.err
+
+
+def test_the_advice_works(program, two):
+    """Every command of the hint, run as it stands: what is intact is back in a database that is whole."""
+    good, lost = two
+    data, _ = whole_file(program)
+    break_pages_of(data, b"lwords")
+    replace_file(program, data)
+    done = program("--headless", "hi")
+    assert done.code == 8 and ".recover" not in done.err and (program.data / "chat.db").read_bytes() == data
+    commands = re.findall("`([^`]+)`", done.err)
+    assert [command.split()[0] for command in commands] == ["dsv41chat", "mkdir", "dsv41chat"]
+    ran = []
+    for command in commands:
+        words = shlex.split(command)
+        if words[0] == "dsv41chat":
+            ran.append(program(*words[1:]))
+        else:
+            subprocess.run(command, shell=True, check=True)
+    assert [done.code for done in ran] == [8, 0], ran
+    assert [row["id"] for row in program("conversations", "list", "--json").object] == [good]
+    assert program("--headless", "hi").code == 0
+    kept = program.data / "damaged" / "chat.db"
+    assert kept.read_bytes() == data
+
+
+def test_only_what_has_written_nothing_says_so(tmp_path):
+    """A message may have been stored before a statement meets the damage: then the file is not as it was."""
+    path = tmp_path / "chat.db"
+    error = sqlite3.DatabaseError("database disk image is malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    assert "Nothing is written" not in str(from_sqlite(error, path)) and "Nothing is written" not in str(from_sqlite(error, path, reading=True))
+    with Store.open(tmp_path) as store:
+        c = store.new_conversation("c")
+        for _ in range(20):
+            store.add_message(c.id, None, "user", "text " * 3000)
+    data = bytearray(path.read_bytes())
+    break_pages_of(data, b"text")
+    path.write_bytes(data)
+    for readonly in (True, False):
+        with pytest.raises(StoreDamaged, match="Nothing is written to it"), Store.open(tmp_path, readonly=readonly) as store:
+            store.tree(c.id)
+    assert path.read_bytes() == data
+
+
+# stored ids ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", ["of another text", "of a marker", "of no token"])
+def test_stored_ids_that_are_not_those_of_the_text_are_not_used(program, ids):
+    """The model reads what the person reads, and no control id comes from a text, whatever a file says."""
+    text = "what I wrote " + HOSTILE
+    o = program("--json", text, script=Script("first")).object
+    file = json.loads(program("conversations", "export", o["conversation"], "--json").out)
+    clean = file["messages"][0]["ids"]
+    assert bytes(clean).decode() == text
+    program("--json", "-c", "more", script=Script("second"))
+    prompt = program.script_ids()
+    marker = text.index("</think>")
+    head = len(text[:marker].encode())
+    file["messages"][0]["ids"] = {
+        "of another text": list(b"something else"),
+        "of a marker": [*clean[:head], next(i for i in prompt if i >= 256), *clean[head + len(b"</think>") :]],
+        "of no token": [*clean, 1 << 31],
+    }[ids]
+    other = program.at(program.data.parent / "other")
+    assert other("conversations", "import", "-", stdin=json.dumps(file)).code == 0
+    done = other("--json", "-c", "more", script=Script("second"))
+    assert done.code == 0 and other.script_ids() == prompt
+    assert other("--json", "-c", "--dry-run", "more").code == 0
+
+
+def test_stored_ids_spelling_a_marker_as_text_are_kept_apart(program):
+    """Ids whose bytes are the text, but one of which is a control token: the bytes alone would not tell."""
+    from dsv41chat.bench.scripted import ScriptedTokenizer
+
+    tokenizer = ScriptedTokenizer()
+    o = program("--json", "a </think> b", script=Script("first")).object
+    file = json.loads(program("conversations", "export", o["conversation"], "--json").out)
+    file["messages"][0]["ids"] = [*b"a ", tokenizer.marker("</think>"), *b" b"]
+    other = program.at(program.data.parent / "other")
+    other("conversations", "import", "-", stdin=json.dumps(file))
+    assert other("--json", "-c", "more").code == 0
+    assert b"a </think> b" in bytes(i for i in other.script_ids() if i < 256)
+
+
+def test_an_import_names_what_was_taken(program):
+    o = program("--json", "hello").object
+    file = json.loads(program("conversations", "export", o["conversation"], "--json").out)
+    say = lambda **changes: program("conversations", "import", "-", stdin=json.dumps(file | changes)).err
+    rest = "was taken)\n"
+    assert "(a copy: the ids of its messages were taken)" in say(id="0123abcd")
+    assert f"(a copy: the id {o['conversation']} {rest}" in say(messages=[], leaf=None)
+    assert f"(a copy: the id {o['conversation']} and the ids of its messages were taken)" in say()
+    assert "a copy" not in say(id="0123abce", messages=[], leaf=None)
