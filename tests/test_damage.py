@@ -15,6 +15,7 @@ from dsv41chat.store import Store, StoreDamaged
 from dsv41chat.store.errors import from_sqlite
 from tests.markers import HOSTILE
 from tests.ui.fakes import Script
+from tests.ui.program import Result
 
 PAGE = 4096
 
@@ -46,6 +47,20 @@ def break_pages_of(data: bytearray, word: bytes) -> None:
 def two(program):
     """Ids of two conversations, each with a text that has pages of its own."""
     return [program("--json", f"{name} " + f"{name[0]}words " * 1000).object["conversation"] for name in ("good", "lost")]
+
+
+def follow(program, said: str) -> list[Result]:
+    """Run every command of the advice as it stands; what those of this program did."""
+    commands = re.findall("`([^`]+)`", said)
+    assert [command.split()[0] for command in commands] == ["dsv41chat", "mkdir", "dsv41chat"]
+    ran = []
+    for command in commands:
+        words = shlex.split(command)
+        if words[0] == "dsv41chat":
+            ran.append(program(*words[1:]))
+        else:
+            subprocess.run(command, shell=True, check=True)
+    return ran
 
 
 @pytest.mark.parametrize("cell", ["usage", "settings", "text"])
@@ -119,20 +134,41 @@ def test_the_advice_works(program, two):
     replace_file(program, data)
     done = program("--headless", "hi")
     assert done.code == 8 and ".recover" not in done.err and (program.data / "chat.db").read_bytes() == data
-    commands = re.findall("`([^`]+)`", done.err)
-    assert [command.split()[0] for command in commands] == ["dsv41chat", "mkdir", "dsv41chat"]
-    ran = []
-    for command in commands:
-        words = shlex.split(command)
-        if words[0] == "dsv41chat":
-            ran.append(program(*words[1:]))
-        else:
-            subprocess.run(command, shell=True, check=True)
+    ran = follow(program, done.err)
     assert [done.code for done in ran] == [8, 0], ran
     assert [row["id"] for row in program("conversations", "list", "--json").object] == [good]
     assert program("--headless", "hi").code == 0
     kept = program.data / "damaged" / "chat.db"
     assert kept.read_bytes() == data
+
+
+def test_the_end_of_a_row_may_be_anything(program):
+    """Times, state and receipts stand behind the texts and on other pages: without them the text is still shown, exported and brought back."""
+    ids = [program("--json", f"{word} " * 1000 + "last").object["conversation"] for word in ("gwords", "lwords")]
+    data, _ = whole_file(program)
+    found = [start for start in range(0, len(data), PAGE) if b'"tokenizer"' in data[start : start + PAGE] and data[start : start + 2] == b"\0\0"]
+    assert len(found) == 2, "the last page of each long message"
+    data[found[1] + 4 : found[1] + PAGE] = b"\xff" * (PAGE - 4)
+    replace_file(program, data)
+    for words in (("list",), ("show", ids[1]), ("show", ids[1], "--tree"), *(("export", "--all", "--format", f) for f in ("md", "json", "jsonl"))):
+        done = program("conversations", *words)
+        assert done.code == 0 and "lwords lwords" in done.out, words
+    done = program("--headless", "hi")
+    assert done.code == 8 and [done.code for done in follow(program, done.err)] == [0, 0]
+    assert {row["id"] for row in program("conversations", "list", "--json").object} == set(ids)
+    assert program("--json", "--resume", ids[1], "more").code == 0
+
+
+def test_damaged_ids_of_an_answer_are_left_out_of_the_export(program):
+    o = program("--json", "hello", script=Script("the answer")).object
+    data, _ = whole_file(program)
+    at = data.rindex("".join(f"{c}\0\0\0" for c in "the answer").encode())
+    first = data.index("".join(f"{c}\0\0\0" for c in "the answer").encode())
+    data[at] = data[first] = 0x7F
+    replace_file(program, data)
+    file = program("conversations", "export", o["conversation"], "--json").out
+    assert json.loads(file)["messages"][1]["ids"] is None and json.loads(file)["messages"][1]["text"] == "the answer"
+    assert program("conversations", "import", "-", stdin=file).code == 0
 
 
 def test_only_what_has_written_nothing_says_so(tmp_path):

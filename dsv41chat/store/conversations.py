@@ -226,9 +226,9 @@ def _summary(row: Mapping[str, Any]) -> ConversationSummary:
     return ConversationSummary(
         id=row["id"],
         title=row["title"],
-        created=row["created"],
-        updated=row["updated"],
-        used=row["used"],
+        created=records.moment(row["created"]),
+        updated=records.moment(row["updated"]),
+        used=records.moment(row["used"]),
         leaf_id=row["leaf_id"],
         pinned=bool(row["pinned"]),
         deleted=row["deleted"],

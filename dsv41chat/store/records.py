@@ -20,6 +20,7 @@ CONVERSATION_DIGITS = 8
 MESSAGE_DIGITS = 12
 ROLES = ("system", "user", "assistant", "tool")
 STATES = ("running", "complete", "stopped", "interrupted", "error")
+LATEST = 1e11  # no time in seconds is later
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -195,6 +196,11 @@ MESSAGE_COLUMNS = (
 )
 
 
+def moment(value: Any) -> float:
+    """Epoch seconds; 0 where damage has left no time."""
+    return value if isinstance(value, float) and 0 <= value < LATEST else 0.0
+
+
 def message(row: Mapping[str, Any]) -> Message:
     """row: MESSAGE_COLUMNS by name."""
     return Message(
@@ -205,7 +211,7 @@ def message(row: Mapping[str, Any]) -> Message:
         role=row["role"],
         text=row["text"],
         thinking=row["thinking"],
-        state=row["state"],
+        state=row["state"] if row["state"] in STATES else "interrupted",
         finish=row["finish"],
         build_name=row["build_name"],
         build_fingerprint=row["build_fingerprint"],
@@ -214,8 +220,8 @@ def message(row: Mapping[str, Any]) -> Message:
         timing=from_json(row["timing"]),
         meta=from_json(row["meta"]),
         ids_hash=row["ids_hash"],
-        created=row["created"],
-        updated=row["updated"],
+        created=moment(row["created"]),
+        updated=moment(row["updated"]),
         ids_blob=row["ids"],
         reasoning_blob=row["reasoning_ids"],
         body_blob=row["body_ids"],
@@ -227,9 +233,9 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
     return Conversation(
         id=row["id"],
         title=row["title"],
-        created=row["created"],
-        updated=row["updated"],
-        used=row["used"],
+        created=moment(row["created"]),
+        updated=moment(row["updated"]),
+        used=moment(row["used"]),
         leaf_id=row["leaf_id"],
         settings=from_json(row["settings"]) or {},
         view=from_json(row["view"]) or {},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv41chat import __version__
 from dsv41chat.store.errors import StoreError
+from dsv41chat.store.records import hash_ids
 from dsv41chat.ui.sanitize import json_text
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ def _as_dict(conversation: Conversation, messages: Sequence[Message]) -> dict[st
 
 
 def message_dict(m: Message) -> dict[str, Any]:
-    """One message with everything that is stored about it. created: epoch seconds, UTC."""
+    """One message with everything that is stored about it, without an answer's ids where they have not their hash. created: epoch seconds, UTC."""
+    ids = m.ids if m.role != "assistant" or m.ids is None or m.ids_hash in (None, hash_ids(m.ids)) else None
     return {
         "id": m.id, "parent": m.parent_id, "role": m.role, "text": m.text, "thinking": m.thinking, "state": m.state, "finish": m.finish,
         "build": {"name": m.build_name, "fingerprint": m.build_fingerprint} if m.build_name else None, "params": m.params, "usage": m.usage,
-        "timing": m.timing, "meta": m.meta, "ids_hash": m.ids_hash, "ids": m.ids, "reasoning_ids": m.reasoning_ids, "body_ids": m.body_ids,
+        "timing": m.timing, "meta": m.meta, "ids_hash": m.ids_hash, "ids": ids, "reasoning_ids": m.reasoning_ids, "body_ids": m.body_ids,
         "created": m.created, "updated": m.updated,
     }  # fmt: skip
 

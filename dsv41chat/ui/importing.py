@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dsv41chat.settings import CONVERSATION_KEYS, KEYS, TURN_KEYS, coerce
-from dsv41chat.store.records import ROLES, STATES, Message, hash_ids, pack_ids
+from dsv41chat.store.records import LATEST, ROLES, STATES, Message, hash_ids, pack_ids
 from dsv41chat.ui.export import SCHEMA
 from dsv41chat.ui.output import UsageError
 
@@ -182,7 +182,7 @@ class _Fields:
     def time(self, name: str) -> float:
         """Epoch seconds."""
         value = self._value.get(name)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11
+        good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LATEST
         return float(value) if good else self._wrong(name, "a time in seconds")
 
     def ids(self, name: str) -> list[int] | None:
