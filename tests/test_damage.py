@@ -8,10 +8,11 @@ import shlex
 import sqlite3
 import subprocess
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
-from dsv41chat.store import Store, StoreDamaged
+from dsv41chat.store import Message, Store, StoreDamaged, pack_ids
 from dsv41chat.store.errors import from_sqlite
 from tests.markers import HOSTILE
 from tests.ui.fakes import Script
@@ -153,10 +154,13 @@ def test_the_end_of_a_row_may_be_anything(program):
     for words in (("list",), ("show", ids[1]), ("show", ids[1], "--tree"), *(("export", "--all", "--format", f) for f in ("md", "json", "jsonl"))):
         done = program("conversations", *words)
         assert done.code == 0 and "lwords lwords" in done.out, words
-    done = program("--headless", "hi")
-    assert done.code == 8 and [done.code for done in follow(program, done.err)] == [0, 0]
-    assert {row["id"] for row in program("conversations", "list", "--json").object} == set(ids)
-    assert program("--json", "--resume", ids[1], "more").code == 0
+    everything = program("conversations", "export", "--all", "--json").out
+    assert program("--json", "--resume", ids[1], "more").code == 0, "pages are whole: it is gone on with"
+    (line,) = (line for line in program("doctor", "--json").object if line["name"] == "database")
+    assert line["verdict"] == "ok"
+    other = program.at(program.data.parent / "other")
+    assert other("conversations", "import", "-", stdin=everything).code == 0
+    assert {row["id"] for row in other("conversations", "list", "--json").object} == set(ids)
 
 
 def test_damaged_ids_of_an_answer_are_left_out_of_the_export(program):
@@ -217,6 +221,19 @@ def test_stored_ids_that_are_not_those_of_the_text_are_not_used(program, ids):
     assert other("--json", "-c", "--dry-run", "more").code == 0
 
 
+def test_stored_ids_that_are_the_text_are_used(program):
+    """Not encoded again: a long conversation would cost that at every turn."""
+    from dsv41chat.bench.scripted import ScriptedTokenizer
+    from dsv41chat.ui.prompting import chat_messages
+
+    tokenizer = ScriptedTokenizer()
+    row = Message("a", "c", None, "user", "é, " + HOSTILE, meta={"tokenizer": tokenizer.sha256})
+    ids = tuple(tokenizer.encode_text(row.text))
+    for stored, used in ((ids, ids), (ids[:-1], None), ((), None), (None, None)):
+        (message,) = chat_messages(None, [replace(row, ids_blob=pack_ids(stored))], tokenizer)
+        assert message.content_ids == used and message.content == row.text
+
+
 def test_stored_ids_spelling_a_marker_as_text_are_kept_apart(program):
     """Ids whose bytes are the text, but one of which is a control token: the bytes alone would not tell."""
     from dsv41chat.bench.scripted import ScriptedTokenizer
@@ -240,3 +257,26 @@ def test_an_import_names_what_was_taken(program):
     assert f"(a copy: the id {o['conversation']} {rest}" in say(messages=[], leaf=None)
     assert f"(a copy: the id {o['conversation']} and the ids of its messages were taken)" in say()
     assert "a copy" not in say(id="0123abce", messages=[], leaf=None)
+
+
+def test_a_log_that_a_killed_process_left_is_not_written_into_a_damaged_file(tmp_path):
+    """To close a database is to empty its log into it: a damaged one, which is refused, is not even closed for writing."""
+    source, data_dir = tmp_path / "source", tmp_path / "data"
+    with Store.open(source) as store:
+        c = store.new_conversation("c")
+        store.add_message(c.id, None, "user", "text " * 3000)
+        with store.db.read() as db:
+            db.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        store.add_message(c.id, None, "user", "in the log")
+        data_dir.mkdir()
+        for name in ("chat.db", "chat.db-wal"):
+            (data_dir / name).write_bytes((source / name).read_bytes())
+    data = bytearray((data_dir / "chat.db").read_bytes())
+    break_pages_of(data, b"text")
+    (data_dir / "chat.db").write_bytes(data)
+    log = (data_dir / "chat.db-wal").read_bytes()
+    assert log
+    for readonly in (False, True):
+        with pytest.raises(StoreDamaged, match="Nothing is written to it"), Store.open(data_dir, readonly=readonly) as store:
+            store.tree(c.id)
+        assert (data_dir / "chat.db").read_bytes() == data and (data_dir / "chat.db-wal").read_bytes() == log

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from os import W_OK, access
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
 from dsv41chat.store import files
-from dsv41chat.store.errors import DAMAGE, StoreClosed, StoreReadOnly, damaged, from_sqlite, primary_code, translated
+from dsv41chat.store.errors import StoreClosed, StoreReadOnly, damaged, from_sqlite, primary_code, translated
 from dsv41chat.store.migrations import CHAT, check_known
 
 BUSY_S = 5.0  # how long a statement waits for another process before StoreBusy
@@ -37,9 +37,9 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def problem(db: Database) -> str | None:
+def problem(conn: sqlite3.Connection) -> str | None:
     """What SQLite finds wrong with the pages and indexes of a file; None if nothing. Reads all of it."""
-    found = db.conn.execute("PRAGMA quick_check(1)").fetchone()
+    found = conn.execute("PRAGMA quick_check(1)").fetchone()
     return None if found is None or found[0] == "ok" else str(found[0])
 
 
@@ -158,8 +158,8 @@ class Connections:
         for place in (path.parent, path):
             if not access(place, W_OK):
                 raise StoreReadOnly(f"{place} cannot be written", "choose another folder with --data-dir, or open with --readonly")
+        self._check(path)
         db = self._link().db
-        self._check(db)
         self._enable_wal(db)
         check_known(db, self._migrations)
         if self._migrations.pending(db):
@@ -182,17 +182,21 @@ class Connections:
             db.conn.backup(self._shared.db.conn)
             self._migrations.apply(self._shared.db)
 
-    def _check(self, db: Database) -> None:
-        """Raises StoreDamaged for pages that contradict each other, before anything is written beside them."""
-        if self._migrations is CHAT and self.path is not None and self.path.stat().st_size <= CHECKED_BYTES:
-            try:
-                found = problem(db)
-            except sqlite3.DatabaseError as error:
-                if primary_code(error) not in DAMAGE:
-                    raise
-                raise from_sqlite(error, self.path, untouched=True) from error
-            if found is not None:
-                raise damaged(self.path, found, untouched=True)
+    def _check(self, path: Path) -> None:
+        """Raises StoreDamaged for pages that contradict each other, before anything is written to or beside them."""
+        if self._migrations is not CHAT or path.stat().st_size > CHECKED_BYTES:
+            return
+        try:
+            # Closing a connection that may write would empty a log that a killed process left into the file. And one that may not asks
+            # for whole pages only, not for values (CHECK): these do not stop the rest, and doctor asks in the same way.
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=self._busy_s)) as conn:
+                found = problem(conn)
+        except sqlite3.DatabaseError as error:
+            if primary_code(error) == sqlite3.SQLITE_READONLY:
+                return  # a rollback journal must be played back first; later statements say what they meet
+            raise from_sqlite(error, path, untouched=True) from error
+        if found is not None:
+            raise damaged(path, found, untouched=True)
 
     def _readable(self, path: Path) -> Database:
         """A read-only connection, whatever the rights of the folder are."""

@@ -137,7 +137,7 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
     def integrity(self) -> str | None:
         """What SQLite finds wrong with the pages and indexes of the file; None if nothing. Reads all of it."""
         with self.db.read() as db:
-            return problem(db)
+            return problem(db.conn)
 
     def lock(self, conversation_id: str) -> Holder:
         """Keep other processes from writing to a conversation. Taking it again is harmless; a dead process's lock is taken over.
