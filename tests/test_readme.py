@@ -50,7 +50,8 @@ def test_every_command_of_the_readme_is_one():
 
 def test_the_exit_codes_are_those_of_the_program():
     """A signal that has a handler ends with 128 and its number; from one that has none the shell makes the same."""
-    said = {int(code) for code in re.findall(r"\b\d+\b", re.search(r"Exit codes: (.*?)\. `dsv41chat --help`", README, re.DOTALL)[1].replace("head -1", ""))}
+    sentence = re.search(r"Exit codes: (.*?)\. `dsv41chat --help`", README, re.DOTALL)[1].replace("head -1", "")
+    said = {int(code) for code in re.findall(r"\b\d+\b", sentence)}
     named = {*EXIT_CODES.values(), *STRICT_CODES.values(), STRICT_NO_BLOCK, TIMED_OUT, READER_GONE, 0, 1, 9}
     signals = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)}
     assert said == named | signals
