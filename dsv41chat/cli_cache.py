@@ -58,7 +58,10 @@ def _stats(context: Any) -> int:
         context.json(found)
         return 0
     budget = f" of {size(found['budget'])}" if "budget" in found else ""
-    context.print(f"{found['entries']:,} states, {size(found['bytes'])}{budget} in {found['folder']}")
+    states = f"{found['entries']:,} state{'s' if found['entries'] != 1 else ''}"
+    # The index stays when the last state has gone.
+    takes = size(found["bytes"]) + (" for the index," if not found["entries"] and found["bytes"] else "")
+    context.print(f"{states}, {takes}{budget} in {found['folder']}")
     if found["builds"]:
         rows = [(_named(b["names"]), b["family"], b["entries"], size(b["bytes"])) for b in found["builds"]]
         context.table(("build", "family", "states", "size"), rows)

@@ -524,7 +524,7 @@ DAMAGED = {
     "bit rot": (lambda o: json.dumps(_changed(o, 1, ids=[1, 2])), "do not have the hash"),
     "time": (lambda o: json.dumps(o | {"created": 10**400}), "$.created must be a time"),
     "infinite": (lambda o: json.dumps(o | {"updated": float("inf")}), "is no JSON number"),
-    "half a pair": (lambda o: json.dumps(o | {"title": "\ud800"}), "is no JSON"),
+    "half a pair": (lambda o: json.dumps(o | {"title": "\ud800"}), r"holds half of a surrogate pair (\ud800), which is no character."),
     "settings": (lambda o: json.dumps(o | {"settings": {"temperature": "hot"}}), "$.settings.temperature must be a number"),
     "system": (lambda o: json.dumps(o | {"settings": {"system": 3}}), "$.settings.system must be a text"),
     "origin": (lambda o: json.dumps(o | {"settings": {"origin": {"defaults": 3}}}), "$.settings.origin.defaults must be an object"),

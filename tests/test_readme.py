@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import xml.etree.ElementTree as ElementTree
 from html import unescape
 
@@ -13,6 +14,9 @@ from dsv41chat.cli_fits import BEGIN, END, markdown
 from dsv41chat.cli_options import COMMANDS, chat_parser, first_word, parse_chat
 from dsv41chat.engine import probe_pack
 from dsv41chat.nano import embedded_pack
+from dsv41chat.ui.headless import READER_GONE, STRICT_CODES, STRICT_NO_BLOCK
+from dsv41chat.ui.interrupts import TIMED_OUT
+from dsv41chat.ui.turn_events import EXIT_CODES
 from dsv41chat.ui.units import size
 from tests.ui.program import ROOT
 
@@ -42,6 +46,15 @@ def test_every_command_of_the_readme_is_one():
             _parse(words[index], words[:index] + words[index + 1 :])
         else:
             parse_chat(words)
+
+
+def test_the_exit_codes_are_those_of_the_program():
+    """A signal that has a handler ends with 128 and its number; from one that has none the shell makes the same."""
+    sentence = re.search(r"Exit codes: (.*?)\. `dsv41chat --help`", README, re.DOTALL)[1].replace("head -1", "")
+    said = {int(code) for code in re.findall(r"\b\d+\b", sentence)}
+    named = {*EXIT_CODES.values(), *STRICT_CODES.values(), STRICT_NO_BLOCK, TIMED_OUT, READER_GONE, 0, 1, 9}
+    signals = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)}
+    assert said == named | signals
 
 
 def test_the_two_lines_that_set_it_up():

@@ -183,7 +183,7 @@ class Locks:
             what, _, which = name.partition(":")
             raise Locked(
                 f"{what} {which} is open in another process (pid {holder.pid} on {holder.host})",
-                "close it there, or open it here for reading",
+                "close it there, or open it here with --readonly",
                 holder.pid,
                 holder.host,
             )

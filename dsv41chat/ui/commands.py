@@ -156,7 +156,8 @@ def read_attachment(argument: str, note: Callable[[int, int], None] = lambda don
 
     Raises CommandError with the reason.
     """
-    from dsv41chat.ui.inputs import read_bytes
+    from dsv41chat.ui.inputs import decode, read_bytes
+    from dsv41chat.ui.output import UsageError
 
     path = attachment_path(argument)
     try:
@@ -170,10 +171,8 @@ def read_attachment(argument: str, note: Callable[[int, int], None] = lambda don
             raise CommandError(f"{path} is larger than 16 MiB ({MAX_FILE_BYTES:,} bytes).")
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
-    if b"\0" in data:
-        raise CommandError(f"{path} is not a text file (it holds NUL bytes).")
     try:
-        return path.name, data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CommandError(f"{path} is not UTF-8 (byte {error.start:,}).") from None
+        return path.name, decode(data, str(path))
+    except UsageError as error:
+        raise CommandError(str(error)) from None
 

@@ -29,7 +29,21 @@ from dsv41chat.ui.output import (
     show_progress,
 )
 from dsv41chat.ui.turn import TurnController
-from dsv41chat.ui.turn_events import LEAF, Failed, Finished, Loading, Piece, Prefill, Resuming, Started, StatusAsked, TurnRequest, Warned, exit_code
+from dsv41chat.ui.turn_events import (
+    LEAF,
+    Failed,
+    Finished,
+    Loading,
+    Piece,
+    Prefill,
+    Resuming,
+    Saved,
+    Started,
+    StatusAsked,
+    TurnRequest,
+    Warned,
+    exit_code,
+)
 
 if TYPE_CHECKING:
     from dsv41chat.ui.host import EngineHost
@@ -93,6 +107,7 @@ class _Runner:
         self.conversation_id = job.conversation_id
         self.phase, self.tokens = "starting", 0
         self.answered = 0
+        self.kept = False  # whether anything of this run is in the database
 
     def run(self) -> int:
         if self.job.action == "dry-run":
@@ -133,6 +148,7 @@ class _Runner:
                 if isinstance(event, Started):
                     self._started(event)
                     continue
+                self.kept |= isinstance(event, Saved) and self.controller.saving
                 self._show(event)
                 self.sink.event(event)
         finally:
@@ -144,7 +160,8 @@ class _Runner:
         usage = last.usage
         if not self.sink.text or last.finish not in STRICT_CODES:
             return
-        tokens = f"{usage.get('completion_tokens', len(last.ids)):,} tokens"
+        count = usage.get("completion_tokens", len(last.ids))
+        tokens = f"{count:,} token{'s' if count != 1 else ''}"
         if last.finish == "loop":
             text = f"the answer was ended after {tokens}: it repeats itself."
         elif usage.get("context_used", 0) >= usage.get("context_limit", 1 << 62):
@@ -192,7 +209,7 @@ class _Runner:
     def _cancelled(self, last: Finished) -> Failed:
         code, message = self.interrupts.error
         partial = {"text": last.text, "thinking": last.thinking} if last.ids else None
-        hint = f"{self.job.program} --resume {last.conversation_id}" if self.controller.saving and not self.sink.text else ""
+        hint = f"{self.job.program} --resume {last.conversation_id}" if self.kept and not self.sink.text else ""
         return Failed(code, message, hint, last.conversation_id, partial)
 
     def fail(self, failed: Failed) -> int:
@@ -202,7 +219,7 @@ class _Runner:
             code = self.interrupts.code
             name, message = self.interrupts.error
             failed = Failed(name, message, failed.hint, failed.conversation_id, failed.partial)
-        if failed.conversation_id is not None and self.controller.saving:
+        if failed.conversation_id is not None and self.kept:
             if self.job.conversation_id is None and self.answered == 0 and failed.partial is None:
                 kept = f"your message is kept unanswered in the new conversation {failed.conversation_id}; "
                 undo = f", or drop it: {self.job.program} conversations delete {failed.conversation_id}"

@@ -45,7 +45,10 @@ def read(text: str, name: str) -> list[Exported]:
     """
     try:
         data = json.loads(text, parse_constant=_no_number)
-        json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair, written as an escape, is a ValueError here
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise ImportRefused(f"{name} holds half of a surrogate pair ({half}), which is no character.", HINT) from None
     except (ValueError, RecursionError) as error:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) > 1 and lines[0].startswith('{"conversation"'):

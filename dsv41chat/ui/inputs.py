@@ -14,6 +14,8 @@ from dsv41chat.ui.output import UsageError
 # Bytes of one prompt text. A context of a million tokens would need 64 bytes per token to hold more; real text has about four.
 MAX_TEXT_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
+# What no encoding of text has in it: control bytes other than the white space, backspace and escape that programs write.
+_CONTROLS = re.compile(rb"[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 def fenced(name: str, text: str) -> str:
@@ -30,12 +32,19 @@ def line_count(text: str) -> int:
 
 
 def decode(data: bytes, what: str) -> str:
-    """UTF-8 text. Raises UsageError with the place of the first byte that is none."""
+    """UTF-8 text, without the byte order mark that some programs begin it with.
+
+    Raises UsageError for what is not text at all, and with the place of the first byte that is no UTF-8.
+    """
+    if b"\0" in data:
+        raise UsageError(f"{what} is not text (it holds NUL bytes).", hint="choose a text file")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         where = f"byte {error.start}: 0x{data[error.start]:02x}"
-        raise UsageError(f"{what} is not valid UTF-8 ({where}).", hint="convert it with iconv -t UTF-8") from None
+    if _CONTROLS.search(data):
+        raise UsageError(f"{what} is not text ({where}).", hint="choose a text file")
+    raise UsageError(f"{what} is not valid UTF-8 ({where}).", hint="convert it with iconv -t UTF-8")
 
 
 def read_bytes(file: BinaryIO, limit: int | None, note: Callable[[int], None] = lambda done: None) -> bytes | None:

@@ -6,6 +6,7 @@ lines, another one ends it; so does a paste, which never sends itself. The comma
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
@@ -23,7 +24,7 @@ from dsv41chat.ui.details import details_text
 from dsv41chat.ui.export import FORMATS
 from dsv41chat.ui.inputs import fenced
 from dsv41chat.ui.present import age, clock, readonly_reason, receipt
-from dsv41chat.ui.sanitize import sendable, visible, visible_line
+from dsv41chat.ui.sanitize import not_unicode, sendable, visible, visible_line
 from dsv41chat.ui.status import Status
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart, Failed, Finished, Noticed, Piece, Saved, TurnRequest, Warned
@@ -32,6 +33,7 @@ BLOCK = '"""'
 PROGRESS_S = 2.0
 SHOWN_MESSAGES = 10
 LISTED = 20
+CLOSED = "The end of the input closes the text; it is sent."
 UNANSWERED = "The last message is not answered: /retry answers it."
 SECOND_S = 2.0
 BURST_GAP_S = 0.015  # lines that follow one another within this time were pasted
@@ -89,22 +91,23 @@ class PlainChat:
             self._show(self.begin.view)
         else:
             self._welcome()
-        if self.begin.prompt and self.begin.send:
-            self._line(self.begin.prompt)
+        offered = "" if self.begin.send else self.begin.prompt
+        if offered:
+            self.say(f"Type Enter to send: {offered}")
         elif self.begin.prompt:
-            self.say(f"Type Enter to send: {self.begin.prompt}")
-            if not self._ask().strip():
-                self._line(self.begin.prompt)
+            self._line(self.begin.prompt)
         while not self._over:
             try:
                 text = self._ask()
             except EOFError:
                 break
             except KeyboardInterrupt:
+                offered = ""
                 self.say("\n/quit or ctrl+D leaves.")
                 continue
             except _Leave:
                 break
+            text, offered = text if text.strip() else offered, ""
             if text.strip():
                 self._line(text)
         return self.code
@@ -113,23 +116,38 @@ class PlainChat:
         # Lines that were typed while an answer ran are messages: how fast they came is no longer known.
         ahead = self.waits(0.0)
         line = self.read("> ")
-        if line.strip() != BLOCK:
-            return sendable(line if ahead else self._with_pasted(line))
-        lines = []
-        while (line := self.read("")).strip() != BLOCK:
-            lines.append(line)
-        return sendable("\n".join(lines))
+        if line.strip() == BLOCK:
+            text = self._block()
+        else:
+            text = line if ahead else self._with_pasted(line)
+        if not_unicode(text):
+            self.say("warning: what was read is not valid UTF-8; it is sent with \ufffd in place of those bytes.")
+        return sendable(text)
+
+    def _block(self) -> str:
+        """The lines until one of three quotes. The end of the input is one too: what was written must not be lost."""
+        lines: list[str] = []
+        try:
+            while (line := self.read("")).strip() != BLOCK:
+                lines.append(line)
+        except EOFError:
+            if "".join(lines).strip():
+                self.say(CLOSED)
+        return "\n".join(lines)
 
     def _with_pasted(self, line: str) -> str:
         """The line with those that came in one burst with it; the Enter of a paste does not send them."""
         lines = [line]
-        while self.waits(BURST_GAP_S):
-            began = time.monotonic()
-            lines.append(self.read(""))
-            if time.monotonic() - began < PASTED_S and not self.waits(BURST_GAP_S):
-                self.say(f"({len(lines)} lines pasted; Enter sends them, ctrl+C drops them)")
-                if rest := self.read(""):
-                    lines.append(rest)
+        try:
+            while self.waits(BURST_GAP_S):
+                began = time.monotonic()
+                lines.append(self.read(""))
+                if time.monotonic() - began < PASTED_S and not self.waits(BURST_GAP_S):
+                    self.say(f"({len(lines)} lines pasted; Enter sends them, ctrl+C drops them)")
+                    if rest := self.read(""):
+                        lines.append(rest)
+        except EOFError:
+            self.say(CLOSED)
         return "\n".join(lines)
 
     def _line(self, text: str) -> None:
@@ -417,7 +435,12 @@ def run_plain(controller: TurnController, start: AppStart | None = None) -> int:
 
 
 def _reader() -> Callable[[str], str]:
-    """input(), with line editing where the terminal has it; there a bracketed paste is one text, whatever lines it has."""
+    """input(), with line editing where the terminal has it; there a bracketed paste is one text, whatever lines it has.
+
+    Bytes that are not UTF-8 are half surrogates in what it gives: one of them is no reason to end the program.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     if sys.stdin.isatty():
         try:
             import readline

@@ -60,3 +60,8 @@ def sendable(text: str) -> str:
     """Cleans pasted or typed text for the composer: one kind of newline, no NUL, no escape. Other characters stay as they are."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "").replace("\x1b", "")
     return text.translate(_SURROGATES)
+
+
+def not_unicode(text: str) -> bool:
+    """Whether the text holds half surrogates, as which bytes that are not UTF-8 are read."""
+    return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)

@@ -85,7 +85,7 @@ class TurnController:
         if store.path is None:
             host.states.switch_off()
         store.on_deleted = host.states.forget
-        self.last_conversation_id: str | None = None  # of the newest turn or opening
+        self.last_conversation_id: str | None = None  # of the newest turn, once its message is kept, or opening
         self._busy = threading.Lock()
         self._cancelled = False  # plain attributes: a signal handler may not take a lock
         self._aborted = False
@@ -341,13 +341,14 @@ class _Turn:
             self.conversation = self.store.new_conversation(r.title, {**r.settings, **own})
         else:
             self.conversation = self.store.conversation(r.conversation_id)
-        self.c.last_conversation_id = self.conversation.id
         self.store.lock(self.conversation.id)
         if r.text is not None:
             parent_id = self.conversation.leaf_id if r.parent_id == LEAF else r.parent_id
             self.parent = self.store.add_message(self.conversation.id, parent_id, "user", r.text, queue_id=r.queue_id, clear_draft=r.clear_draft)
+            self.c.last_conversation_id = self.conversation.id
             self._log_text(self.parent)
             return [Saved(self.parent)]
+        self.c.last_conversation_id = self.conversation.id
         message = self.store.message(r.regenerate or r.continue_from)
         if r.continue_from is not None:
             self.kept = message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from dsv41chat.engine.errors import PackDamaged
 from dsv41chat.store import Store
+from dsv41chat.ui.commands import CommandError, read_attachment
 from tests.ui.fakes import HELLO, MARKERS, Script
 
 
@@ -247,6 +249,33 @@ def test_undecodable_input(program, tmp_path):
         assert result.code == 2 and result.object["code"] == "usage" and "UTF-8" in result.object["message"]
     result = program("--json", "bad \udcff argument")
     assert result.code == 2 and result.object["code"] == "usage"
+
+
+BINARY = "is not text (it holds NUL bytes)."
+NO_TEXT = [(b"a\0b", BINARY), (b"\x93\x01\xf0\x07", "is not text (byte 0: 0x93)."), (b"caf\xe9", "is not valid UTF-8 (byte 3: 0xe9).")]
+
+
+@pytest.mark.parametrize(("data", "why"), NO_TEXT)
+def test_every_way_in_has_one_rule_for_what_is_text(program, tmp_path, data, why):
+    """-f, --prompt-file, standard input and /read. Another program's way to write text is not what binary data is."""
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    for argv, what in ((["-f", str(path), "q"], path), (["--prompt-file", str(path)], path), ([], "Standard input")):
+        result = program("--json", *argv, stdin=None if argv else data)
+        assert result.code == 2 and result.object["message"] == f"{what} {why}"
+        assert ("iconv" in result.object["hint"]) == ("UTF-8" in why)
+    with pytest.raises(CommandError, match=re.escape(f"{path} {why}")):
+        read_attachment(str(path))
+
+
+def test_the_mark_at_the_beginning_of_a_text_is_not_sent(program, tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("\ufeffalpha\ufeff\n", "utf-8")
+    program("--headless", "-f", str(path), "--prompt-file", str(path))
+    assert sent(program) == "File: x.txt\n```\nalpha\ufeff\n```\n\nalpha\ufeff\n"
+    program("--headless", stdin="\ufeffpiped")
+    assert sent(program) == "piped"
+    assert read_attachment(str(path)) == ("x.txt", "alpha\ufeff\n")
 
 
 def test_missing_file_is_a_usage_error(program, tmp_path):

@@ -108,7 +108,9 @@ def test_locked_conversation(program):
         while b'"delta"' not in holder.stdout.readline():
             assert holder.poll() is None
         result = program("--json", "--resume", one, "hi")
-        assert (result.code, result.object["code"]) == (6, "locked")
+        assert (result.code, result.object["code"]) == (6, "locked") and "--readonly" in result.object["hint"]
+        refused = program("--headless", "-c", "hi")
+        assert refused.code == 6 and "resume with" not in refused.err, "nothing of it was kept"
     finally:
         holder.kill()
         holder.wait()
@@ -224,3 +226,7 @@ def test_load_only_and_dry_run_answer_nothing(program):
     with Store.open(program.data, readonly=True) as store:
         assert store.list_conversations() == []
     assert [e["type"] for e in program("--stream-json", "--load-only").events][-1] == "done"
+
+
+def test_one_token_is_one(program):
+    assert "cut after 1 token: the length limit (--max-tokens)." in program("--headless", "--effort", "off", "--max-tokens", "1", "hi").err

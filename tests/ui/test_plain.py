@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -15,6 +17,7 @@ from dsv41chat.ui.host import EngineHost
 from dsv41chat.ui.plain import PlainChat
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
+from tests.programs import environment
 from tests.ui.fakes import Script, fake_host
 from tests.ui.terminal import Terminal
 
@@ -42,6 +45,51 @@ def test_a_conversation_in_lines(tmp_path):
     assert "answer␛[2J" in shown and "\x1b" not in shown and "\r" not in shown and "decode rate" in shown
     assert [m.text for m in plain.store.tree(plain.conversation.id) if m.role == "user"] == ["hello", "two\nlines"]
     assert len(plain.store.children(plain.store.tree(plain.conversation.id)[2].id)) == 2
+
+
+def test_the_end_of_the_input_closes_a_text_and_sends_it(tmp_path):
+    plain = chat(tmp_path, ['"""', "my precious", "text"])
+    assert plain.run() == 0
+    assert asked(plain) == ["my precious\ntext"]
+    assert plain.out.getvalue().count("The end of the input closes the text; it is sent.") == 1
+
+
+def test_ctrl_d_closes_a_text_or_a_paste_and_the_next_line_is_asked_for(tmp_path):
+    """What a terminal does: ctrl+D ends one reading, not the input."""
+
+    def end():
+        raise EOFError
+
+    plain = chat(tmp_path, ['"""', "kept", end, "next", '"""', end, "one", "two", end, end])
+    last, read = [""], plain.read
+
+    def remembered(prompt):
+        last[0] = read(prompt)
+        return last[0]
+
+    plain.read = remembered
+    plain.waits = lambda seconds: seconds > 0 and last[0] == "one"
+    assert plain.run() == 0
+    assert asked(plain) == ["kept", "next", "one\ntwo"]
+    assert plain.out.getvalue().count("closes the text") == 2, "nothing was written in the second of three"
+
+
+def test_ctrl_d_instead_of_enter_leaves_the_prompt_unsent(tmp_path):
+    plain = chat(tmp_path, [], start=AppStart(prompt="a prompt"))
+    assert plain.run() == 0 and plain.conversation is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape"])
+@pytest.mark.parametrize("lines", [b"caf\xe9\n", b'"""\nfine\ncaf\xe9\n"""\n'])
+def test_bytes_that_are_not_utf8_are_said(tmp_path, lines, encoding):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ui.fake_headless", '{"answer": "answer"}', "--plain", "--data-dir", str(tmp_path / "data")],
+        input=lines, capture_output=True, env=environment() | {"PYTHONIOENCODING": encoding}, check=False,
+    )  # fmt: skip
+    shown = done.stdout.decode()
+    assert done.returncode == 0 and shown.count("warning: what was read is not valid UTF-8; it is sent with \ufffd in place of those bytes.") == 1
+    with Store.open(tmp_path / "data", readonly=True) as store:
+        assert [m.text.splitlines()[-1] for m in store.path_to(store.last_conversation().leaf_id)][0] == "caf\ufffd"
 
 
 def test_commands_and_errors(tmp_path):
@@ -95,6 +143,21 @@ def test_a_paste_into_the_terminal_is_one_message(tmp_path):
     with Store.open(tmp_path / "data", readonly=True) as store:
         path = store.path_to(store.last_conversation().leaf_id)
     assert [m.text for m in path if m.role == "user"] == ["a one\na two", "b one\nb two", "c one\nc two"]
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_ctrl_d_in_a_text_on_the_terminal_sends_it(tmp_path):
+    with Terminal(tmp_path) as terminal:
+        terminal.run("-m", "tests.ui.fake_headless", '{"answer": "answer"}', "--plain", "--data-dir", str(tmp_path / "data"))
+        terminal.wait("/help lists")
+        for line in ('"""', "my precious", "text"):
+            terminal.keys(line, "Enter")
+        terminal.keys("C-d")
+        until_answers(terminal, 1)
+        terminal.keys("C-d")
+        terminal.wait("exit=0")
+    with Store.open(tmp_path / "data", readonly=True) as store:
+        assert store.path_to(store.last_conversation().leaf_id)[0].text == "my precious\ntext"
 
 
 def until_answers(terminal, count: int) -> None:

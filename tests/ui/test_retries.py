@@ -83,7 +83,7 @@ async def test_what_was_on_the_screen_is_there_again(tmp_path, way, end):
             assert messages(chat) == before
             assert chat.leaf_id == leaf == app.store.conversation(chat.conversation.id).leaf_id
             assert chat.transcript.selected_entry is chosen
-        assert not any("stay on the other branch" in toast.message for toast in app._notifications)
+        assert not any("on the other branch" in toast.message for toast in app._notifications)
         shown = await shows(app, "cut off")
         assert "Not answered" not in shown and "…" not in chat.transcript.entries[-1].state_note
         last = way in ("the last answer", "going on with a cut answer")
@@ -224,3 +224,16 @@ def test_in_lines_a_retry_that_fails_later_is_gone_on_from(tmp_path):
     assert [m.text for m in path][2:] == ["second question", "abcd", "next", "abcdefgh"]
     assert "stays" not in plain.out.getvalue() and "not answered" not in plain.out.getvalue()
 
+
+async def test_one_hidden_message_is_one(tmp_path):
+    app = opened(tmp_path, Script(), ("first", "an answer", "not answered"))
+    async with app.run_test(size=(100, 40), notifications=True) as pilot:
+        chat = await ready(app)
+        said = lambda text: any(text in toast.message for toast in app._notifications)
+        await pilot.press("tab", "g", "down", "r")
+        await ended(chat)
+        await until(lambda: said("1 later message stays on the other branch; [ and ] switch."))
+        await pilot.press("g", "down", "left_square_bracket")
+        await shows(app, "not answered")
+        await pilot.press("g", "down", "right_square_bracket")
+        await until(lambda: said("1 later message lives on branch 1/2; [ and ] return there."))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dsv41chat.store import Store
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
@@ -53,6 +55,30 @@ async def test_a_second_window_shows_what_the_first_adds(tmp_path):
             chat.composer.reset()
             await say(pilot, app, "written here")
             assert "written here" in [message.text for message in second.path_to(chat.leaf_id)]
+
+
+@pytest.mark.parametrize("draft", ["/send", ""])
+async def test_what_was_typed_in_both_windows_stays_apart(tmp_path, draft):
+    """The draft of the one that is gone, a blank line, and what was typed here, with the text behind its chips."""
+    with Store.open(tmp_path / "data", background=False) as first, Store.open(tmp_path / "data", background=False) as second:
+        conversation = first.new_conversation("shared")
+        first.add_message(conversation.id, None, "user", "an early question")
+        first.lock(conversation.id)
+        first.save_draft(conversation.id, draft)
+        app = make_app(tmp_path, Script(), store=second)
+        app.begin = AppStart(view=app.controller.open(conversation.id))
+        async with app.run_test(size=(100, 30)):
+            chat = chat_of(app)
+            await until(lambda: "read-only" in screen_text(app) and not chat.starting)
+            mark = chat.composer.add_chip("file", "inside", "a.txt")
+            chat.composer.insert(f"from b {mark}")
+            first.unlock(conversation.id)
+            await until(lambda: "No other process writes here" in screen_text(app))
+            chat.action_take_over()
+            await until(lambda: not chat.readonly)
+            await drawn(app)
+            assert chat.composer.text == (f"{draft}\n\n" if draft else "") + f"from b {mark}"
+            assert "inside" in chat.composer.chips[mark]
 
 
 async def test_a_reader_on_another_branch_is_left_there(tmp_path):

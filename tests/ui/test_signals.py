@@ -52,6 +52,14 @@ def test_a_signal_saves_the_text_and_writes_the_last_event(tmp_path, number, cod
     assert [e["type"] for e in [*events, *more]].count("error") == 1
 
 
+def test_sigquit_has_no_handler(tmp_path):
+    """Whatever hangs, it ends at once; the shell gives 131."""
+    process = child(tmp_path, ["--stream-json", "--effort", "off", "hi"], SLOW)
+    read_until(process, "delta")
+    process.send_signal(signal.SIGQUIT)
+    assert rest(process)[0] == -signal.SIGQUIT
+
+
 def test_sigint_in_text_mode(tmp_path):
     process = child(tmp_path, ["--headless", "--effort", "off", "hi"], SLOW)
     first = process.stdout.read(5)

@@ -485,6 +485,9 @@ def test_the_commands(tmp_path, capfd):
     shown = capfd.readouterr().out
     assert re.fullmatch(r"0 states removed; the folder holds [\d.]+ kB(, [\d.]+ \w+ less than before)?\n", shown), shown
     assert command("cache", "prune", "--all")["entries"] == 2
+    assert main(["cache", "stats", "--data-dir", str(tmp_path / "kept")]).code == 0
+    shown = capfd.readouterr().out.splitlines()[0]
+    assert re.fullmatch(r"0 states, [\d.]+ .?B for the index, of [\d.]+ .?B in \S+", shown), shown
     assert command("cache", "stats")["entries"] == 0 and command("conversations", "list")[0]["cached"] == 0
     with Chat(tmp_path / "kept") as chat:
         again = chat.say(SHORT)

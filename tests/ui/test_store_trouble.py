@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv41chat.store import Store, db
+from dsv41chat.store import Store, StoreFull, db
 from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.program import ROOT
+from tests.ui.test_plain import chat as line_mode
 from tests.ui.tui import chat_of, ended, make_app, say, screen_text, shows, until
 
 LONG = "".join(f"word{n} " for n in range(700))
@@ -50,6 +51,21 @@ def test_a_full_disk_in_scripted_mode(program, filled):
     assert last["partial"]["text"] == LONG, "nothing that was said is lost"
     with Store.open(program.data, readonly=True) as store:
         assert [m.text for m in store.tree(kept)][:3] == ["first", "Hello from the fake engine.", "second"]
+
+
+@pytest.mark.parametrize("words", [["-c"], []])
+def test_what_a_full_disk_did_not_keep_is_not_offered(program, monkeypatch, words):
+    """Neither a conversation whose message was refused nor a new one that got none."""
+    program("--json", "first")
+
+    def full(*_args, **_options):
+        raise StoreFull("the disk is full", "free some space")
+
+    monkeypatch.setattr(Store, "add_message", full)
+    result = program("--headless", *words, "second")
+    assert result.code == 8 and "disk is full" in result.err and "resume with" not in result.err and "kept" not in result.err
+    plain = line_mode(program.data / "other", ["second"])
+    assert plain.run() == 0 and "disk is full" in plain.out.getvalue() and plain.controller.last_conversation_id is None
 
 
 async def test_a_full_disk_on_the_screen(tmp_path, filled):
@@ -151,6 +167,7 @@ def test_a_locked_database_in_scripted_mode(program, monkeypatch):
     other = sqlite3.connect(program.data / "chat.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     result = program("--json", "-c", "second")
+    assert "resume with" not in program("--headless", "-c", "second").err
     other.close()
     assert (result.code, result.object["code"]) == (8, "store") and "locked" in result.object["message"] and result.object["hint"]
     assert program("--json", "-c", "second").code == 0

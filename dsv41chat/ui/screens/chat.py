@@ -149,7 +149,7 @@ class ChatScreen(
         self._restore_view(view.conversation.view)
         self.composer.prompts = list(reversed(opened.history))
         if mine or not same:
-            self.restore_draft(opened.draft if mine else None, self.composer.text if self.starting or same else "")
+            self.restore_draft(opened.draft if mine else None, self.composer.text if self.starting or same else "", apart=same)
         self.show_queue(queue)
         if not same:
             self._queued_loading = False

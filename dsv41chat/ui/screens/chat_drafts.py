@@ -140,13 +140,15 @@ class DraftActions:
         if self._draft_timer is None:
             self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
 
-    def restore_draft(self, draft: Any, early: str = "") -> None:
+    def restore_draft(self, draft: Any, early: str = "", apart: bool = False) -> None:
         """The stored draft into the composer, and behind it what was typed before the program was ready.
 
+        apart: the draft was another window's, so a blank line stands between the two.
         A draft that was to replace a message is an edit of it again, where that message is on the screen.
         """
         self.end_edit()
         self.aside = "", {}
+        typed = dict(self.composer.chips) if early else {}
         self.composer.reset(draft.text if draft else "")
         if draft and draft.meta:
             self.composer.chips.update(draft.meta.get("chips", {}))
@@ -157,4 +159,5 @@ class DraftActions:
                 text, chips = (draft.meta or {}).get("aside", ("", {}))
                 self.aside = text, chips
         if early:
-            self.composer.insert(early)
+            self.composer.insert(f"\n\n{early}" if apart and self.composer.text else early)
+            self.composer.chips.update({mark: text for mark, text in typed.items() if mark not in self.composer.chips})

@@ -176,7 +176,7 @@ class MessageActions:
         entries = shown.entries[: index + 1 if keep else index]
         gone = len([one for one in shown.entries[len(entries) :] if one.message is not None])
         hidden = gone - (not keep)
-        told = f"{hidden} later message{'s' if hidden > 1 else ''} stay on the other branch; [ and ] switch." if hidden > 0 else ""
+        told = f"{hidden} later message{'s stay' if hidden > 1 else ' stays'} on the other branch; [ and ] switch." if hidden > 0 else ""
         place = None if shown.follow else shown.place()
         edited = entry if entry.role == USER and not keep else None
         self.taken = Taken(list(shown.entries), shown.selected_entry, place, gone <= 1 and edited is None, edited, told)
@@ -327,7 +327,7 @@ class MessageActions:
 
     async def _switched(self, leaf: str, message: str, hidden: int, old: str) -> None:
         if await self.open_conversation(self.conversation.id, leaf=leaf, message=message) and hidden:
-            self.tell(f"{hidden} later message{'s' if hidden > 1 else ''} live on branch {old}; [ and ] return there.")
+            self.tell(f"{hidden} later message{'s live' if hidden > 1 else ' lives'} on branch {old}; [ and ] return there.")
 
     def action_branches(self) -> None:
         entry = self._branching()
