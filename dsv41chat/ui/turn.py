@@ -103,9 +103,11 @@ class TurnController:
         if conversation is None:
             raise NotFound("There is no conversation yet.", 'dsv41chat --headless "your question"')
         self.last_conversation_id = conversation.id
+        holder = None if self.store.readonly else self._lock(conversation.id)
+        # Read behind the lock: taking that of a dead process ends its answer, as interrupted.
+        conversation = self.store.conversation(conversation.id)
         leaf = leaf or conversation.leaf_id
         messages = tuple(self.store.path_to(leaf)) if leaf else ()
-        holder = None if self.store.readonly else self._lock(conversation.id)
         interrupted = tuple(m.id for m in messages if m.state == "interrupted")
         return ConversationView(conversation, messages, holder is not None or self.store.readonly, holder, interrupted)
 
