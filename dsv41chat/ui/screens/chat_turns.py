@@ -156,7 +156,7 @@ class TurnActions:
         elif isinstance(event, Warned):
             self.tell(event.message, "warning")
         elif isinstance(event, Noticed):
-            if not any(entry.key == "welcome" for entry in self.transcript.entries):
+            if event.code == "build" or not any(entry.key == "welcome" for entry in self.transcript.entries):
                 self.tell(event.message)
         elif isinstance(event, Finished):
             self._finish = event
