@@ -16,6 +16,7 @@ from dsv41chat.ui.turn_events import TurnRequest
 log = logging.getLogger(__name__)
 
 KEEP_SHARE = 0.6
+ASK_S = 0.2  # between two looks whether a page has been closed
 BACK = "take the message back into the composer"
 
 
@@ -135,11 +136,22 @@ class TroubleActions:
             self.status.context_limit = engine.context_limit
             self.show_status()
         last = self._last(USER)
+        leaf = self.leaf_id
+
+        def over() -> bool:
+            """Whether what is on screen by now is not what this is about."""
+            return self.leaf_id != leaf or self.pump.running
+
         if last is not None and last.message is not None:
             try:
-                own = await asyncio.to_thread(self.app.count_tokens, last.message.text)
+                own = await asyncio.to_thread(self.app.count_tokens, last.message.text, over)
             except EngineError:
                 own = 0
+            while self.app.screen is not self and not over():
+                # Not over a page that was opened meanwhile.
+                await asyncio.sleep(ASK_S)
+            if over():
+                return
             if own >= self.status.context_limit > 0:
                 self._ask_message(last, own)
                 return
