@@ -235,6 +235,11 @@ async def test_a_count_ends_with_its_text(tmp_path, counting, away):
         counting.go.set()
         await until(lambda: not [worker for worker in app.workers if worker.group == "chips" and not worker.is_finished])
         assert len(counting.pieces) == 1 and chat.status.forecast == 0 and "full" not in await drawn(app)
+        if away == "ctrl+c":
+            await pilot.press("ctrl+z")
+            assert chat.composer.expanded() == BIG, "it was said that this brings it back"
+            await until(lambda: chat.status.forecast >= len(BIG))
+            await pilot.press("ctrl+c")
         chat.composer.take("x" * 9000)
         await until(lambda: chat.status.forecast >= 9000)
 

@@ -417,7 +417,10 @@ class ChatScreen(
         elif self.just_stopped():
             return
         elif self.composer.text:
+            chips = dict(self.composer.chips)
             self.composer.reset()
+            # Undo brings their marks back.
+            self.composer.chips.update(chips)
             self.tell("Cleared; ctrl+Z brings it back.")
         elif time.monotonic() - self._interrupted < 2:
             self.app.leave()

@@ -112,7 +112,7 @@ class DraftActions:
         if key is None and self.held:
             # What waits for the build has no conversation to be queued in yet.
             text = f"{self.held}\n\n{text}".rstrip()
-        chips = {mark: held for mark, held in self.composer.chips.items() if mark != held} if text else {}
+        chips = {mark: held for mark, held in self.composer.chips.items() if mark != held and mark in text}
         meta = {"chips": chips} if chips else None
         if text and self.editing and self.aside[0]:
             meta = {**(meta or {}), "aside": list(self.aside)}
