@@ -78,7 +78,7 @@ class AnswerRow:
         if self._writer is None:
             return None
         try:
-            self.stored = self._writer.finish(state, state, ids=tuple(self._ids), **self._fields())
+            self.stored = self._writer.finish(state, "cancelled" if state == "stopped" else state, ids=tuple(self._ids), **self._fields())
         except StoreError as error:
             log.error("the partial answer could not be stored: %s", error)
         return dict(self._new)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -314,17 +314,17 @@ class ChatApp(App[int]):
         # On the CPU its arrays are part of the process.
         return used + (device[0] if device is not None and engine.device != "cpu" else 0), total
 
-    def count_tokens(self, text: str) -> int:
+    def count_tokens(self, text: str, stopped: Callable[[], bool] = lambda: False) -> int:
         """Tokens of a text for the build that answers next, of a long one to about one in a thousand. Not on the event loop.
 
-        In pieces, so that the screen is drawn meanwhile. Raises EngineError; Cancelled when the program leaves.
+        In pieces, so that the screen is drawn meanwhile. Raises EngineError; Cancelled when the program leaves or `stopped` says so.
         """
         from dsv41chat.engine.chat.tokenizer import count_text
 
         if self._tokenizer is None:
             engine = self.host.engine
             self._tokenizer = engine.tokenizer if engine is not None else self.host.load_tokenizer(self.host.resolve(self.build))
-        return count_text(self._tokenizer, text, stopped=lambda: not self.is_running)
+        return count_text(self._tokenizer, text, stopped=lambda: stopped() or not self.is_running)
 
     def toggle_mouse(self) -> bool:
         """Gives the mouse to the terminal, or takes it back. Returns whether it is the program's now."""

@@ -14,8 +14,13 @@ from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XT
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
+from dsv41chat.ui.messages import TypedPaste
+
 READ_BYTES = 64 * 1024
 WAIT_S = 0.1
+# A terminal gives 4 KB at a time. After a read that no hand can have typed, what follows within this time belongs to it.
+MORE_S, MORE_BYTES, MOST_BYTES = 0.015, 256, 16 << 20
+PASTE_KEYS = 64  # of one read; fewer are keys, which the composer knows by their times
 
 
 ESC = "\x1b"
@@ -97,6 +102,29 @@ class PasteParser(XTermParser):
         return seen[place + len(BRACKETED_PASTE_END) :]
 
 
+def gathered(messages: Iterable[Message]) -> Iterable[Message]:
+    """The messages of one read, in their order; many keys in a row that are a text as one paste: one by one they would take minutes."""
+    keys: list[events.Key] = []
+    for message in messages:
+        if _is_text(message):
+            keys.append(message)
+            continue
+        yield from _one(keys)
+        keys = []
+        yield message
+    yield from _one(keys)
+
+
+def _is_text(message: Message) -> bool:
+    if not isinstance(message, events.Key) or message.key.startswith(("alt+", "shift+", "super+")):
+        return False
+    return message.is_printable or message.character in ("\r", "\n", "\t")
+
+
+def _one(keys: list[events.Key]) -> list[events.Key] | list[TypedPaste]:
+    return keys if len(keys) < PASTE_KEYS else [TypedPaste("".join(key.character or "" for key in keys))]
+
+
 class _Screen:
     """The terminal to write to. Once it has gone away everything is dropped: the writer thread must not end by an error.
 
@@ -147,7 +175,7 @@ class TerminalDriver(LinuxDriver):
         while not self.exit_event.is_set():
             if select.select([self.fileno], [], [], WAIT_S)[0]:
                 try:
-                    data = os.read(self.fileno, READ_BYTES)
+                    data = self._read()
                 except OSError:
                     # Hung up.
                     data = b""
@@ -157,14 +185,28 @@ class TerminalDriver(LinuxDriver):
                     return
                 # Nothing yet of a character that was cut; an empty text would mean the end.
                 if text := decode(data):
-                    self._pass_on(parser.feed(text))
+                    messages = parser.feed(text)
+                    self._pass_on(gathered(messages) if self._app.settings.ui.burst_paste else messages)
             self._pass_on(parser.tick())
+
+    def _read(self) -> bytes:
+        """What has come, of a paste all that follows at once; empty or OSError where the terminal has gone away."""
+        more = os.read(self.fileno, READ_BYTES)
+        parts = [more]
+        while len(more) >= MORE_BYTES and sum(map(len, parts)) < MOST_BYTES and select.select([self.fileno], [], [], MORE_S)[0]:
+            try:
+                more = os.read(self.fileno, READ_BYTES)
+            except OSError:
+                # The next read says so again.
+                break
+            parts.append(more)
+        return b"".join(parts)
 
     def _pass_on(self, messages: Iterable[Message]) -> None:
         """Hands on what one read brought. Its keys came together: a busy machine between two of them must not tear a paste apart."""
         came: float | None = None
         for message in messages:
-            if isinstance(message, events.Key):
+            if isinstance(message, (events.Key, TypedPaste)):
                 came = message.time if came is None else came
                 message.time = came
             self.process_message(message)

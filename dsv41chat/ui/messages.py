@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textual import events
 from textual.message import Message
 
 
@@ -30,3 +31,11 @@ class Completions(Message):
     def __init__(self, found: list[str]):
         super().__init__()
         self.found = found
+
+
+class TypedPaste(events.Paste):
+    """A text that came as keys, too fast for a hand. Keys that follow it at once belong to it."""
+
+
+# For whoever takes pastes it is one.
+TypedPaste.handler_name = events.Paste.handler_name

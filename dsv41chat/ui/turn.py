@@ -103,9 +103,11 @@ class TurnController:
         if conversation is None:
             raise NotFound("There is no conversation yet.", 'dsv41chat --headless "your question"')
         self.last_conversation_id = conversation.id
+        holder = None if self.store.readonly else self._lock(conversation.id)
+        # Read behind the lock: taking that of a dead process ends its answer, as interrupted.
+        conversation = self.store.conversation(conversation.id)
         leaf = leaf or conversation.leaf_id
         messages = tuple(self.store.path_to(leaf)) if leaf else ()
-        holder = None if self.store.readonly else self._lock(conversation.id)
         interrupted = tuple(m.id for m in messages if m.state == "interrupted")
         return ConversationView(conversation, messages, holder is not None or self.store.readonly, holder, interrupted)
 
@@ -274,6 +276,7 @@ class _Turn:
         self.load_s = self.resume_s = 0.0
         self.state: StateTurn | None = None
         self.over = False  # the engine said how the answer ended
+        self.ended = "error"  # the state of an answer that cannot be stored as it ended
         self.message: Any = None  # the stored answer
         self.ref: BuildRef | None = None
 
@@ -309,7 +312,7 @@ class _Turn:
         except EngineError as error:
             yield replace(self._failed(error.code, str(error), error.hint), status=getattr(error, "status", None))
         except StoreError as error:
-            yield self._failed(getattr(error, "code", "store"), str(error), getattr(error, "hint", ""))
+            yield self._failed(getattr(error, "code", "store"), str(error), getattr(error, "hint", ""), state=self.ended)
         except MemoryError as error:
             yield self._failed("out_of_memory", f"Out of memory while answering ({error}).", "--context with a smaller number")
         except Exception as error:  # noqa: BLE001 - the last resort: one sentence for the user, the traceback in the log
@@ -512,6 +515,7 @@ class _Turn:
 
     def _finish(self, done: Done, seed: int) -> Iterator[TurnEvent]:
         timing = self._timing(done)
+        self.ended = "stopped" if done.finish == "cancelled" else self.ended
         message = self.message = self.answer.complete(done, timing)
         self._keep_text_ids()
         self.over = True
@@ -544,7 +548,7 @@ class _Turn:
         partial = self.answer.keep(state) if self.answer is not None else None
         stored = self.answer.stored if self.answer is not None else None
         conversation_id = self.conversation.id if self.conversation is not None else None
-        return Failed(code, message, hint, conversation_id, partial, prompt_tokens=self.prompt_tokens, answer=stored)
+        return Failed(code, message, hint, conversation_id, partial, prompt_tokens=self.prompt_tokens, answer=stored, state=state)
 
     def _finished_without_engine(self) -> Finished:
         """Cancelled while loading."""

@@ -297,7 +297,8 @@ class Finished:
 class Failed:
     """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None; answer: its record, where it is stored.
 
-    status: the exit code, where it is not the one of EXIT_CODES. prompt_tokens: of a prompt that was encoded and not run, else 0.
+    state: how that answer ended. status: the exit code, where it is not the one of EXIT_CODES. prompt_tokens: of a prompt that was
+    encoded and not run, else 0.
     """
 
     code: str
@@ -308,6 +309,7 @@ class Failed:
     status: int | None = None
     prompt_tokens: int = 0
     answer: Any = None
+    state: str = "error"
 
     @property
     def exit_code(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 from textual import events
 
-from dsv41chat.ui.driver import PasteParser, TerminalDriver
+from dsv41chat.ui.driver import PASTE_KEYS, PasteParser, TerminalDriver, gathered
 
 BEGIN, END = "\x1b[200~", "\x1b[201~"
 COLOURS = "A\x1b[31mRED\x1b[0m B"
@@ -88,3 +90,39 @@ def test_keys_of_one_read_came_at_one_time():
     found: list[events.Key] = []
     TerminalDriver._pass_on(SimpleNamespace(process_message=found.append), slowly("abc\r"))
     assert [key.key for key in found] == ["a", "b", "c", "enter"] and len({key.time for key in found}) == 1
+
+
+def test_many_keys_of_one_read_are_one_paste():
+    """A paste without its marks: key by key a hundred kilobytes would hold the screen for a minute."""
+    text = "def f(x):\r\treturn x + 1  # \u00e9\U0001f40d\n" * 2000
+    (found,) = gathered(PasteParser().feed(text))
+    assert isinstance(found, events.Paste) and found.text == text and found.handler_name == "on_paste"
+    few = "a\r" * (PASTE_KEYS // 2 - 1)
+    assert [message.key for message in gathered(PasteParser().feed(few))] == ["a", "enter"] * (PASTE_KEYS // 2 - 1)
+    many = "b" * PASTE_KEYS
+    mixed = list(gathered(PasteParser().feed(f"{many}\x03{many}\x1b[A{few}{BEGIN}p{END}")))
+    shown = [message.text if isinstance(message, events.Paste) else message.key for message in mixed]
+    assert shown == [many, "ctrl+c", many, "up", *["a", "enter"] * (PASTE_KEYS // 2 - 1), "p"]
+
+
+@pytest.mark.parametrize("burst", [True, False])
+def test_what_comes_in_many_reads_is_gathered(burst):
+    """As a terminal gives it: a few kilobytes at a time."""
+    text = "0123456789 " * 4000
+    reading, writing = os.pipe()
+    found: list[events.Event] = []
+    exit_event = threading.Event()
+    driver = TerminalDriver.__new__(TerminalDriver)
+    driver.fileno, driver.exit_event, driver._debug = reading, exit_event, False
+    driver._app = SimpleNamespace(settings=SimpleNamespace(ui=SimpleNamespace(burst_paste=burst)))
+    driver.process_message = found.append
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(text.encode())
+    try:
+        driver.run_input_thread()  # to the end of the pipe
+    finally:
+        os.close(reading)
+    if burst:
+        assert [event.text for event in found] == [text]
+    else:
+        assert [event.character for event in found] == list(text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dsv41chat.engine.errors import BackendMissing
 from tests.ui.fakes import Script
 from tests.ui.tui import chat_of, make_app, say, screen_text, shows, until
@@ -98,3 +100,31 @@ async def test_an_export_comes_back_by_the_palette(tmp_path, monkeypatch):
         await until(lambda: chat.conversation.id != first)
         assert [m.text for m in app.store.tree(chat.conversation.id)] == ["hello", "the answer"]
         assert len(app.store.tree(first)) == 2
+
+
+@pytest.mark.parametrize("there_at_the_start", [False, True])
+async def test_a_default_build_that_is_not_there_is_told(tmp_path, there_at_the_start):
+    """At the start, or with the first answer when it went away since."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    app = make_app(tmp_path, Script(answer="answer"))
+    app.store.builds.use(folder)
+    if there_at_the_start:
+        # Nothing is loaded then, so that the answer looks for its build.
+        app.begin = replace(app.begin, backend_missing="No back end.")
+    else:
+        folder.rename(tmp_path / "unplugged")
+    async with app.run_test(size=(120, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        if there_at_the_start:
+            await until(lambda: app.screen is not chat)
+            await pilot.press("escape")
+            folder.rename(tmp_path / "unplugged")
+            await say(pilot, app, "hello")
+            await until(lambda: any("other is not where it was" in note.message for note in app._notifications))
+        else:
+            await shows(app, "other is not where it was; nano answers.")
+            await say(pilot, app, "hello")
+            assert not app._notifications, "once"

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -197,6 +198,92 @@ async def test_the_screen_counts_a_large_file_in_pieces(tmp_path):
         await pilot.press("enter")
         await shows(app, "This message alone has")
         assert max(tokenizer.lengths) <= tokens.PIECE
+
+
+@pytest.fixture
+def counting():
+    """A tokenizer that takes its time with each piece of a text of w, until it is let go. pieces: those it was given."""
+    tokenizer = Counting()
+    go, pieces, encode = threading.Event(), [], tokenizer.encode_text
+
+    def slowly(text):
+        if text.startswith("wwww"):
+            pieces.append(text)
+            go.wait(60 if len(pieces) == 1 else 0)
+        return encode(text)
+
+    tokenizer.encode_text = slowly
+    yield SimpleNamespace(tokenizer=tokenizer, go=go, pieces=pieces)
+    go.set()
+
+
+BIG = "w" * (tokens.PIECE * 6)
+
+
+@pytest.mark.parametrize("away", ["ctrl+n", "ctrl+c", "backspace"])
+async def test_a_count_ends_with_its_text(tmp_path, counting, away):
+    """What is counted is gone from the composer: its count does not go on, and is not shown for another text."""
+    app = make_app(tmp_path, Script(tokenizer=counting.tokenizer))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        chat.composer.take(BIG)
+        await until(lambda: len(counting.pieces) == 1)
+        await pilot.press(away)
+        await until(lambda: chat.composer.text == "")
+        await drawn(app)
+        counting.go.set()
+        await until(lambda: not [worker for worker in app.workers if worker.group == "chips" and not worker.is_finished])
+        assert len(counting.pieces) == 1 and chat.status.forecast == 0 and "full" not in await drawn(app)
+        if away == "ctrl+c":
+            await pilot.press("ctrl+z")
+            assert chat.composer.expanded() == BIG, "it was said that this brings it back"
+            await until(lambda: chat.status.forecast >= len(BIG))
+            await pilot.press("ctrl+c")
+        chat.composer.take("x" * 9000)
+        await until(lambda: chat.status.forecast >= 9000)
+
+
+async def test_a_count_goes_on_while_one_types(tmp_path, counting):
+    app = make_app(tmp_path, Script(tokenizer=counting.tokenizer))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        chat.composer.take(BIG)
+        await until(lambda: len(counting.pieces) == 1)
+        await pilot.press(*"more")
+        await drawn(app)
+        counting.go.set()
+        await until(lambda: chat.status.forecast >= len(BIG))
+        assert len(counting.pieces) == 6, "from the beginning for each key"
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "ctrl+n", "f1"])
+async def test_a_late_question_about_a_message_comes_only_while_it_is_on_the_screen(tmp_path, counting, meanwhile):
+    app = make_app(tmp_path, Script(tokenizer=counting.tokenizer, context_limit=1000))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        counting.pieces += ["as if it had been counted"] * 10
+        chat.composer.insert(BIG)
+        # The turn reads as much as the context holds; the question reads all.
+        late, count = threading.Event(), app.count_tokens
+        app.count_tokens = lambda *words: late.wait(60) and count(*words)
+        chat.composer.submit()
+        await shows(app, "The message is saved.")
+        if meanwhile != "nothing":
+            await pilot.press(meanwhile)
+            await drawn(app)
+        late.set()
+        if meanwhile == "f1":
+            await until(lambda: app.screen is not chat)
+            assert "This message alone" not in await drawn(app)
+            await pilot.press("escape")
+        if meanwhile != "ctrl+n":
+            await shows(app, "This message alone has")
+        else:
+            await until(lambda: not [worker for worker in app.workers if worker.group == "context" and not worker.is_finished])
+            assert app.screen is chat and "This message alone" not in await drawn(app)
 
 
 class Slow:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from dsv41chat.store import Store
@@ -98,3 +101,34 @@ async def test_a_reader_on_another_branch_is_left_there(tmp_path):
             first.add_message(conversation.id, chat._stamp[0], "user", "under branch two")
             await until(lambda: chat._stamp != stamp)
             assert "under branch two" not in await drawn(app) and chat.leaf_id == one.id
+
+
+WRITER = """
+import sys
+from dsv41chat.store import Store
+store = Store.open(sys.argv[1], background=False)
+conversation = store.new_conversation("shared")
+store.lock(conversation.id)
+question = store.add_message(conversation.id, None, "user", "a question")
+writer = store.begin_answer(conversation.id, question.id, "nano", "f", {"seed": 7, "temperature": 1.0})
+writer.update("Half of an answer")
+writer.checkpoint()
+print(conversation.id, flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_what_a_killed_window_left_is_interrupted_once_it_is_taken_over(tmp_path):
+    first = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "data")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with first, Store.open(tmp_path / "data", background=False) as second:
+        key = first.stdout.readline().strip()
+        app = make_app(tmp_path, Script(), store=second)
+        app.begin = AppStart(view=app.controller.open(key))
+        async with app.run_test(size=(100, 30)):
+            chat = chat_of(app)
+            await shows(app, "Half of an answer", "read-only")
+            first.kill()
+            await shows(app, "No other process writes here")
+            chat.action_take_over()
+            await until(lambda: not chat.readonly)
+            await shows(app, "interrupted · seed 7", "The last answer was interrupted", "ctrl+R answers again")

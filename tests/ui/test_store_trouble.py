@@ -105,6 +105,32 @@ async def test_a_full_disk_on_the_screen(tmp_path, filled):
     store.close()
 
 
+async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, filled):
+    with Store.open(tmp_path / "data") as store:
+        store.new_conversation("there")
+    filled(tmp_path / "data" / "chat.db", 4)
+    store = Store.open(tmp_path / "data")
+    app = make_app(tmp_path, Script(answer="short"), store=store)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        app.host.engine.script.answer, app.host.engine.script.delay_s = LONG * 100, 0.0002
+        chat.composer.insert("second")
+        chat.composer.submit()
+        await until(lambda: chat.pump.running and chat.status.answer > 800)
+        await pilot.press("escape")
+        await until(lambda: not chat.pump.running and app.store.path is None)
+        message = app.store.message(chat.leaf_id)
+        assert (message.state, message.finish) == ("stopped", "cancelled")
+        assert "stopped by you" in chat.transcript.entries[-2].receipt and "error" not in chat.transcript.entries[-2].receipt
+        db.DURABLE.pop("max_page_count")
+        chat.action_save_again()
+        await until(lambda: app.store.path is not None and chat.conversation is not None)
+        await shows(app, "stopped by you")
+        app.store.close()
+    store.close()
+
+
 async def locked(tmp_path, app, pilot) -> sqlite3.Connection:
     """The connection of another process that holds the database while the second message is sent."""
     other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None)
@@ -135,7 +161,8 @@ async def test_a_locked_database_on_the_screen(tmp_path):
     store.close()
 
 
-async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_lost(tmp_path):
+@pytest.mark.parametrize("how", ["unasked", "in the dialog"])
+async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_lost(tmp_path, how):
     store = Store.open(tmp_path / "data", busy_s=0.2)
     app = make_app(tmp_path, Script(answer="answer"), store=store)
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
@@ -150,11 +177,16 @@ async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_los
         await until(lambda: isinstance(app.screen, AskScreen))
         await shows(app, "This conversation is not saved")
         assert not app.leaving
+        asked = app.screen
         await pilot.press("1")
-        await until(lambda: app.screen is chat)
+        await until(lambda: isinstance(app.screen, AskScreen) and app.screen is not asked)
+        await shows(app, "Still not saved.", "This conversation is not saved", "Save again")
+        if how == "unasked":
+            await pilot.press("2")
+            await until(lambda: app.screen is chat)
         other.execute("ROLLBACK")
         other.close()
-        await pilot.press("ctrl+q")
+        await pilot.press("ctrl+q" if how == "unasked" else "1")
         await until(lambda: app.leaving)
     with Store.open(tmp_path / "data", readonly=True) as disk:
         assert [m.text for m in disk.path_to(disk.last_conversation().leaf_id)] == ["first", "answer", "second", "answer"]

@@ -37,6 +37,10 @@ def test_a_chat_in_a_terminal(tmp_path):
         terminal.paste("q1 long enough\nq2 long enough\nq3", bracketed=False)
         terminal.wait("q3")
         terminal.keys("C-c")
+        # A large one as well: key by key it would hold the screen for a minute.
+        terminal.paste("some words in a line\n" * 5000, bracketed=False)
+        terminal.wait("[paste 1: ")
+        terminal.keys("C-c")
         terminal.keys("C-q")
         terminal.wait("exit=0")
         assert terminal.modes == CLEAN and "resume with: dsv41chat --resume" in terminal.screen

@@ -8,6 +8,7 @@ import pytest
 from textual import events
 
 from dsv41chat.store import Store
+from dsv41chat.ui.messages import TypedPaste
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.tui import chat_of, drawn, ended, make_app, say, stored, until
@@ -50,6 +51,24 @@ async def test_what_is_typed_behind_an_enter_stays(tmp_path):
         chat.composer.reset()
         press(app, *"q1 long enough\nq2 long enough\nq3", gap_s=FAST_S)
         await until(lambda: chat.composer.text == "q1 long enough\nq2 long enough\nq3")
+
+
+async def test_an_enter_at_the_end_of_a_paste_that_came_as_keys_does_not_send(tmp_path):
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30)):
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        for paste, text in ((TypedPaste("first line\rsecond line"), "first line\nsecond line\n"), (events.Paste("sent"), "")):
+            chat.composer.reset()
+            paste.time = chat.composer._last_key + 1.0
+            enter = events.Key("enter", "\r")
+            enter.time = paste.time + FAST_S
+            app.post_message(paste)
+            app.post_message(enter)
+            await drawn(app)
+            await until(lambda text=text: chat.composer.text == text)
+        await all_ended(chat)
+        assert questions(app) == ["sent"], "between its marks a paste ends where it says"
 
 
 async def test_two_enters_send_once(tmp_path):

@@ -417,7 +417,10 @@ class ChatScreen(
         elif self.just_stopped():
             return
         elif self.composer.text:
+            chips = dict(self.composer.chips)
             self.composer.reset()
+            # Undo brings their marks back.
+            self.composer.chips.update(chips)
             self.tell("Cleared; ctrl+Z brings it back.")
         elif time.monotonic() - self._interrupted < 2:
             self.app.leave()
@@ -431,7 +434,9 @@ class ChatScreen(
         if not self.saved_at_last():
             question = f"This conversation is not saved: {self.app.unsaved}"
             choices = [("stay", "stay; the palette's Export writes it to another disk"), ("quit", "quit and lose it")]
-            self.app.push_screen(AskScreen(question, choices), lambda answer: self.app.leave() if answer == "quit" else None)
+            if not self.pump.running:
+                choices.insert(0, ("save", "Save again, and quit if it is saved"))
+            self.app.push_screen(AskScreen(question, choices), self._quit_unsaved)
             return
         waiting = bool(self.held or self.queue) and self.switching
         answering = self.pump.running and self._finish is None
@@ -441,6 +446,14 @@ class ChatScreen(
         question = "An answer is running." if answering else "A message waits for the build. It is kept, and not sent."
         choices = [("quit", "stop the answer and quit" if answering else "quit"), ("stay", "keep running")]
         self.app.push_screen(AskScreen(question, choices), lambda answer: self.app.leave() if answer == "quit" else None)
+
+    def _quit_unsaved(self, answer: str | None) -> None:
+        if answer == "save":
+            self.action_quit_asking()
+            if self.app.unsaved:
+                self.tell("Still not saved.", "error")
+        elif answer == "quit":
+            self.app.leave()
 
     def action_new_conversation(self) -> None:
         if self.pump.running:

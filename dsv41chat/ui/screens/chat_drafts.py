@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from textual.widgets import Static
@@ -19,6 +20,15 @@ from dsv41chat.ui.widgets.foot import SHORT, SHORT_LINES, packed
 DRAFT_S = 1.0
 
 
+@dataclass
+class Count:
+    """The tokens of a chip. tokens: None until they are counted; stopped: nobody wants to know any more."""
+
+    text: str
+    tokens: int | None = None
+    stopped: bool = False
+
+
 class DraftActions:
     """Mixed into ChatScreen. Handlers go by their names: Textual collects `@on` only from its own classes."""
 
@@ -30,7 +40,7 @@ class DraftActions:
         self._stored_draft: tuple | None = None
         self._draft_lock = threading.Lock()
         self._completing = self._completing_for = ""
-        self._chip_tokens: dict[str, int] = {}
+        self._counts: dict[str, Count] = {}  # by the mark of their chip
 
     def on_completions(self, event: Completions) -> None:
         self._completing = "  ".join(event.found) or hint(self.composer.text)
@@ -39,7 +49,8 @@ class DraftActions:
 
     def show_label(self) -> None:
         """The line above the composer: what is edited, what Tab offers, what the chips hold."""
-        chips = [] if self._completing else [f"{mark.strip('[]')}, {count:,} tokens" for mark, count in self._chip_tokens.items()]
+        counted = {} if self._completing else {mark: count.tokens for mark, count in self._counts.items() if count.tokens is not None}
+        chips = [f"{mark.strip('[]')}, {tokens:,} tokens" for mark, tokens in counted.items()]
         # For the moment after a stop Esc is still the one that stopped, and does not cancel.
         editing = [self.edit_label, "" if self.just_stopped() else "Esc cancels"] if self.edit_label else []
         parts = [part for part in (*editing, *self.reading_label(), self._completing, *chips) if part]
@@ -50,22 +61,30 @@ class DraftActions:
         line.update(packed(items, width, SHORT_LINES if self.size.height < SHORT else 2))
         line.display = bool(parts)
 
-    async def _count_chips(self) -> None:
-        """Tokens of each chip in the composer, counted off the event loop."""
-        chips = {mark: text for mark, text in self.composer.chips.items() if mark in self.composer.text}
-        counted = {mark: self._chip_tokens[mark] for mark in chips if mark in self._chip_tokens}
+    def _count_chips(self) -> None:
+        """Has the tokens of each chip in the composer counted, off the event loop, and of no other: what is gone from it is dropped."""
+        chips = {mark: text for mark, text in self.composer.chips.items() if mark in self.composer.text and mark != text}
+        for mark in [mark for mark, count in self._counts.items() if chips.get(mark) != count.text]:
+            self._counts.pop(mark).stopped = True
+        for mark, text in chips.items():
+            if mark not in self._counts:
+                self._counts[mark] = count = Count(text)
+                self.spawn(self._count(count), "chips", exclusive=False)
+        self._show_counts()
+
+    async def _count(self, count: Count) -> None:
         try:
-            for mark, text in chips.items():
-                if mark not in counted:
-                    counted[mark] = await asyncio.to_thread(self.app.count_tokens, text)
+            count.tokens = await asyncio.to_thread(self.app.count_tokens, count.text, lambda: count.stopped)
         except EngineError:
             # Without a tokenizer there is no count; the text is sent all the same.
             return
-        if counted != self._chip_tokens or self.status.forecast != sum(counted.values()):
-            self._chip_tokens = counted
-            self.status.forecast = sum(counted.values())
-            self.show_label()
-            self.show_status()
+        if not count.stopped:
+            self._show_counts()
+
+    def _show_counts(self) -> None:
+        self.status.forecast = sum(count.tokens or 0 for count in self._counts.values())
+        self.show_label()
+        self.show_status()
 
     def on_draft_changed(self) -> None:
         text = self.composer.text
@@ -73,8 +92,8 @@ class DraftActions:
             offered, self._completing, self._completing_for = self._completing, hint(text), text
             if offered != self._completing or self.edit_label:
                 self.show_label()
-        if self.composer.chips or self._chip_tokens:
-            self.spawn(self._count_chips(), "chips")
+        if self.composer.chips or self._counts:
+            self._count_chips()
         if self._draft_timer is None:
             self._draft_timer = self.set_timer(DRAFT_S, self.save_draft)
 
@@ -93,7 +112,7 @@ class DraftActions:
         if key is None and self.held:
             # What waits for the build has no conversation to be queued in yet.
             text = f"{self.held}\n\n{text}".rstrip()
-        chips = {mark: held for mark, held in self.composer.chips.items() if mark != held} if text else {}
+        chips = {mark: held for mark, held in self.composer.chips.items() if mark != held and mark in text}
         meta = {"chips": chips} if chips else None
         if text and self.editing and self.aside[0]:
             meta = {**(meta or {}), "aside": list(self.aside)}

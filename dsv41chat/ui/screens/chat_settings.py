@@ -14,6 +14,7 @@ from dsv41chat.store import StoreError
 from dsv41chat.ui.commands import EFFORTS, NAMES, CommandError, complete, parse, parse_option
 from dsv41chat.ui.present import duration, notice
 from dsv41chat.ui.render.entry import ANSWER
+from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
 from dsv41chat.ui.status import loading_text
 from dsv41chat.ui.units import size
@@ -287,6 +288,8 @@ class SettingsActions:
         except EngineError:
             # The conversation's first line says it already.
             return
+        if absent := self.app.host.absent_notice(ref):
+            self.add_notice(visible_line(absent))
         self.spawn(self._load_if_it_fits(ref, quiet=True), "fit")
 
     async def _load_if_it_fits(self, ref: Any, quiet: bool) -> None:

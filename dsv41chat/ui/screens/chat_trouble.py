@@ -9,6 +9,7 @@ from typing import Any
 
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import Store, StoreError
+from dsv41chat.ui.present import update_entry
 from dsv41chat.ui.render.entry import USER, Entry
 from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.turn_events import TurnRequest
@@ -16,6 +17,7 @@ from dsv41chat.ui.turn_events import TurnRequest
 log = logging.getLogger(__name__)
 
 KEEP_SHARE = 0.6
+ASK_S = 0.2  # between two looks whether a page has been closed
 BACK = "take the message back into the composer"
 
 
@@ -24,9 +26,12 @@ class TroubleActions:
 
     # The store refuses --------------------------------------------------------------------------------------------------
 
-    def continue_in_memory(self, reason: str) -> None:
-        """From now on the conversation on screen lives in memory only; the header says so and export is offered."""
-        app = self.app
+    def continue_in_memory(self, reason: str, state: str) -> None:
+        """From now on the conversation on screen lives in memory only; the header says so and export is offered.
+
+        state: how the answer ended that could not be stored.
+        """
+        app, finish = self.app, "cancelled" if state == "stopped" else state
         if app.store.path is None:
             return
         log.error("the store refused, going on in memory: %s", reason)
@@ -36,7 +41,7 @@ class TroubleActions:
             if entry.message is not None and entry.message.text != entry.text:
                 # The row has what could be written of it; the screen has all.
                 entry.message = replace(
-                    entry.message, text=entry.text, thinking=entry.thinking, state="error", finish="error",
+                    entry.message, text=entry.text, thinking=entry.thinking, state=state, finish=finish,
                     ids_blob=None, reasoning_blob=None, body_blob=None, ids_hash=None,
                 )  # fmt: skip
         messages = [entry.message for entry in shown if entry.message is not None]
@@ -49,8 +54,7 @@ class TroubleActions:
             if last.message is None and last.role != USER and (last.text or last.thinking):
                 writer = memory.begin_answer(conversation.id, messages[-1].id, last.label, "", {})
                 writer.update(last.text, last.thinking)
-                last.message = writer.finish(state="error", finish="error", text=last.text, thinking=last.thinking)
-                last.key = last.message.id
+                update_entry(last, writer.finish(state=state, finish=finish, text=last.text, thinking=last.thinking))
         self._copy_builds(memory)
         app.use_store(memory, reason)
         self.conversation = conversation
@@ -135,11 +139,22 @@ class TroubleActions:
             self.status.context_limit = engine.context_limit
             self.show_status()
         last = self._last(USER)
+        leaf = self.leaf_id
+
+        def over() -> bool:
+            """Whether what is on screen by now is not what this is about."""
+            return self.leaf_id != leaf or self.pump.running
+
         if last is not None and last.message is not None:
             try:
-                own = await asyncio.to_thread(self.app.count_tokens, last.message.text)
+                own = await asyncio.to_thread(self.app.count_tokens, last.message.text, over)
             except EngineError:
                 own = 0
+            while self.app.screen is not self and not over():
+                # Not over a page that was opened meanwhile.
+                await asyncio.sleep(ASK_S)
+            if over():
+                return
             if own >= self.status.context_limit > 0:
                 self._ask_message(last, own)
                 return

@@ -156,7 +156,7 @@ class TurnActions:
         elif isinstance(event, Warned):
             self.tell(event.message, "warning")
         elif isinstance(event, Noticed):
-            if not any(entry.key == "welcome" for entry in self.transcript.entries):
+            if event.code == "build" or not any(entry.key == "welcome" for entry in self.transcript.entries):
                 self.tell(event.message)
         elif isinstance(event, Finished):
             self._finish = event
@@ -253,7 +253,7 @@ class TurnActions:
         elif full or taken is None or taken.retried:
             text += "\nThe message is saved." if full else "\nctrl+R tries again."
         if failure.code == "store":
-            self.continue_in_memory(failure.message)
+            self.continue_in_memory(failure.message, failure.state)
             return
         self.failure_line = notice(text, error=True)
         self.transcript.append(self.failure_line)

@@ -14,7 +14,7 @@ from textual.widgets import TextArea
 from dsv41chat.ui.commands import common, complete_path
 from dsv41chat.ui.inputs import fenced, line_count
 from dsv41chat.ui.keymap import COMPOSER, bindings
-from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RemoveQueued
+from dsv41chat.ui.messages import Completions, DraftChanged, Hint, RemoveQueued, TypedPaste
 from dsv41chat.ui.sanitize import in_place, sendable, visible_line
 from dsv41chat.ui.widgets.composer_document import PlainDocument, ShownDocument
 
@@ -213,6 +213,8 @@ class Composer(TextArea):
     async def _on_paste(self, event: events.Paste) -> None:
         event.stop()
         event.prevent_default()
+        if isinstance(event, TypedPaste):
+            self._last_key, self._burst = event.time, BURST_KEYS
         self.take(event.text)
 
     def take(self, text: str) -> None:
