@@ -219,7 +219,7 @@ async def test_files_become_chips_and_bad_ones_are_refused(tmp_path):
         chat.composer.insert(f"/read {bad}")
         await pilot.press("enter")
         # On the screen the sentence is wrapped wherever its path makes it.
-        await until(lambda: any("not a text file" in notice.message for notice in app._notifications))
+        await until(lambda: any("is not text (it holds NUL bytes)" in notice.message for notice in app._notifications))
         assert chat.composer.text.startswith("/read")
         chat.composer.reset(f"/read {good}")
         await pilot.press("enter")
