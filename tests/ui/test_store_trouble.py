@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,11 +115,15 @@ async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, filled):
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         chat = chat_of(app)
         await say(pilot, app, "first")
-        app.host.engine.script.answer, app.host.engine.script.delay_s = LONG * 100, 0.0002
+        script, reached, stopped = app.host.engine.script, threading.Event(), threading.Event()
+        # Stopped at this length exactly: more than the file has room for, less than the copy in memory may take.
+        script.answer, script.each = LONG, lambda number: number == 3000 and (reached.set(), stopped.wait(60))
         chat.composer.insert("second")
         chat.composer.submit()
-        await until(lambda: chat.pump.running and chat.status.answer > 800)
+        await until(reached.is_set)
         await pilot.press("escape")
+        await until(lambda: chat.status.stopping)
+        stopped.set()
         await until(lambda: not chat.pump.running and app.store.path is None)
         message = app.store.message(chat.leaf_id)
         assert (message.state, message.finish) == ("stopped", "cancelled")
