@@ -8,9 +8,11 @@ import pytest
 
 from dsv41chat.engine.errors import EngramReadError, PackIncomplete
 from dsv41chat.store import Store
+from dsv41chat.ui.screens.conversations import ConversationsScreen
+from dsv41chat.ui.screens.dialogs import LineScreen
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, stored, until
 
 
 def slow(answer="word " * 2000, **options) -> Script:
@@ -261,6 +263,21 @@ async def test_the_list_opens_conversations(tmp_path):
         await until(lambda: "beta" not in screen_text(app))
         await pilot.press("enter")
         await until(lambda: "about alpha" in screen_text(app))
+
+
+async def test_a_new_title_given_in_the_list_is_in_the_header(tmp_path):
+    store, key = stored("question", "answer")
+    app = make_app(tmp_path, Script(), store=store)
+    app.begin = AppStart(view=app.controller.open(key))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(lambda: "question" in screen_text(app).splitlines()[0])
+        await pilot.press("ctrl+o", "r")
+        await until(lambda: isinstance(app.screen, LineScreen))
+        await pilot.press("ctrl+u", *"other", "enter")
+        await until(lambda: isinstance(app.screen, ConversationsScreen))
+        await shows(app, "other")
+        await pilot.press("escape")
+        await until(lambda: "other" in screen_text(app).splitlines()[0])
 
 
 async def test_ctrl_c_stops_clears_and_quits(tmp_path):

@@ -466,7 +466,11 @@ class ChatScreen(
         from dsv41chat.ui.screens.conversations import ConversationsScreen
 
         current = self.conversation.id if self.conversation else None
-        self.app.push_screen(ConversationsScreen(self.app.store, current, cached=self.app.cached_states), self._list_closed)
+        self.app.push_screen(ConversationsScreen(self.app.store, current, self._renamed_in_list, cached=self.app.cached_states), self._list_closed)
+
+    def _renamed_in_list(self, conversation_id: str) -> None:
+        if self.conversation is not None and self.conversation.id == conversation_id:
+            self.refresh_conversation()
 
     def _list_closed(self, result: tuple[str, ...] | None) -> None:
         if result is None:
