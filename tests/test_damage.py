@@ -127,6 +127,18 @@ def test_titles_are_listed_where_messages_cannot_be_counted(program, two):
     assert done.code == 8 and [(row["id"], row["messages"]) for row in done.object] == [(two[1], None)] and "is damaged: " in done.err
 
 
+@pytest.mark.parametrize("ref", [("-c",), ("--resume", "ID")], ids=["last", "one"])
+@pytest.mark.parametrize("damage", ["no database", "pages"])
+def test_a_chat_that_cannot_read_its_conversation_does_not_say_that_there_is_none(program, two, ref, damage):
+    data, _ = whole_file(program)
+    if damage == "pages":
+        break_pages_of(data, b"lwords")
+    replace_file(program, data if damage == "pages" else b"no database at all " * 500)
+    done = program("--plain", *(two[1] if word == "ID" else word for word in ref), stdin="")
+    assert done.code == (0 if ref == ("-c",) and damage == "no database" else 8)
+    assert "is damaged: " in done.out + done.err and "no conversation" not in (done.out + done.err).casefold()
+
+
 def test_the_advice_works(program, two):
     """Every command of the hint, run as it stands: what is intact is back in a database that is whole."""
     good, lost = two
