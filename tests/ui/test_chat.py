@@ -52,7 +52,7 @@ async def test_paste_is_one_message_bracketed_or_not(tmp_path):
         await until(lambda: chat_of(app).composer.text == "l1\nl2\nl3\n")
         chat_of(app).composer.reset()
         now = chat_of(app).composer._last_key + 1.0
-        for number, key in enumerate( ["a", "b", "c", "d", "enter", "e", "f", "g", "h", "enter", "x"]):
+        for number, key in enumerate(["a", "b", "c", "d", "enter", "e", "f", "g", "h", "enter", "x"]):
             event = events.Key(key, key if len(key) == 1 else None)
             event.time = now + number * 0.001  # read from the terminal in one go, however busy this process is
             chat_of(app).composer.post_message(event)
@@ -245,6 +245,26 @@ async def test_an_interrupted_answer_is_announced(tmp_path):
     app.begin = AppStart(view=app.controller.open("cut"))
     async with app.run_test(size=(80, 24)):
         await shows(app, "interrupted", "because")
+
+
+async def test_the_context_of_an_answer_that_never_ended_is_counted(tmp_path):
+    """A process that is killed leaves no figures: then the texts say what the conversation takes, behind what an earlier answer knew."""
+    store, key = stored("question", "the answer so f")
+    branch = store.add_message(key, None, "user", "first")
+    writer = store.begin_answer(key, branch.id, "nano", "", {})
+    known = writer.finish(state="complete", finish="stop", text="whole", usage={"context_used": 1000, "context_limit": 8192})
+    store.set_leaf(key, store.add_message(key, known.id, "user", "second").id)
+    store.set_settings(key, {"system": "sys"})
+    app = make_app(tmp_path, Script(), store=store)
+    app.begin = AppStart(view=app.controller.open(key))
+    async with app.run_test(size=(80, 24)):
+        chat = chat_of(app)
+        await shows(app, "ctx 1,006/8,192")
+        await until(lambda: not chat.switching)
+        assert await chat.open_conversation(key, leaf=store.children(store.roots(key)[0].id)[0].id)
+        await shows(app, "ctx 26/8,192")
+        chat.clear_conversation()
+        await shows(app, "ctx 0/8,192")
 
 
 async def test_the_list_opens_conversations(tmp_path):
