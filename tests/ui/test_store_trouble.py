@@ -101,8 +101,12 @@ async def test_a_full_disk_on_the_screen(tmp_path, filled):
         db.DURABLE.pop("max_page_count")
         chat.action_save_again()
         await until(lambda: app.store.path is not None and chat.conversation is not None)
-        assert [m.text for m in app.store.path_to(chat.leaf_id)][-3:] == [LONG, "queued meanwhile", "in memory"]
-        app.store.close()
+        await until(lambda: chat.leaf_id is not None and app.store.message(chat.leaf_id).text == "in memory")
+        # In the conversation that it came from, once.
+        assert {row.title for row in app.store.list_conversations()} == {"there", "first"} and len(app.store.list_conversations()) == 2
+        assert [m.text for m in app.store.tree(chat.conversation.id)] == ["first", "short", "second", LONG, "queued meanwhile", "in memory"]
+        assert app.store.queued(chat.conversation.id) == []
+    app.store.close()
     store.close()
 
 
@@ -132,7 +136,7 @@ async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, filled):
         chat.action_save_again()
         await until(lambda: app.store.path is not None and chat.conversation is not None)
         await shows(app, "stopped by you")
-        app.store.close()
+    app.store.close()
     store.close()
 
 
@@ -159,10 +163,17 @@ async def test_a_locked_database_on_the_screen(tmp_path):
         other.execute("ROLLBACK")
         other.close()
         assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "answer", "second", "answer"]
+        key = chat.conversation.id
+        chat.composer.insert("half typed")
         chat.action_save_again()
         await until(lambda: app.store.path is not None and chat.conversation is not None)
-        assert [m.text for m in app.store.path_to(chat.leaf_id)][-1] == "answer"
-        app.store.close()
+        assert [(row.id, row.messages) for row in app.store.list_conversations()] == [(key, 4)]
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "answer", "second", "answer"]
+        await until(lambda: getattr(app.store.draft(key), "text", "") == "half typed")
+        assert chat.composer.text == "half typed" and app.store.draft(None) is None
+        await say(pilot, app, "")
+        assert [m.text for m in app.store.tree(key)] == ["first", "answer", "second", "answer", "half typed", "answer"]
+    app.store.close()
     store.close()
 
 
@@ -195,6 +206,33 @@ async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_los
         await until(lambda: app.leaving)
     with Store.open(tmp_path / "data", readonly=True) as disk:
         assert [m.text for m in disk.path_to(disk.last_conversation().leaf_id)] == ["first", "answer", "second", "answer"]
+    store.close()
+
+
+async def test_quitting_saves_what_was_left_in_memory_for_a_new_conversation(tmp_path):
+    store = Store.open(tmp_path / "data", busy_s=0.2)
+    app = make_app(tmp_path, Script(answer="answer"), store=store)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "first")
+        other = await locked(tmp_path, app, pilot)
+        key = chat.conversation.id
+        await say(pilot, app, "")
+        await pilot.press("ctrl+n")
+        await until(lambda: chat.conversation is None)
+        await pilot.press("ctrl+q")
+        await shows(app, "This conversation is not saved")
+        await pilot.press("escape")
+        await until(lambda: app.screen is chat)
+        await say(pilot, app, "another one")
+        await pilot.press("ctrl+n")
+        other.execute("ROLLBACK")
+        other.close()
+        await pilot.press("ctrl+q")
+        await until(lambda: app.leaving)
+    with Store.open(tmp_path / "data", readonly=True) as disk:
+        assert [m.text for m in disk.tree(key)] == ["first", "answer", "second", "answer"]
+        assert sorted(row.title for row in disk.list_conversations()) == ["another one", "first"]
     store.close()
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from typing import Any
 
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import Store, StoreError
+from dsv41chat.store.records import MESSAGE_DIGITS, Message, new_id
 from dsv41chat.ui.present import update_entry
 from dsv41chat.ui.render.entry import USER, Entry
 from dsv41chat.ui.screens.dialogs import AskScreen
-from dsv41chat.ui.turn_events import TurnRequest
+from dsv41chat.ui.turn_events import Failed, TurnRequest
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +28,10 @@ class TroubleActions:
 
     # The store refuses --------------------------------------------------------------------------------------------------
 
-    def continue_in_memory(self, reason: str, state: str) -> None:
-        """From now on the conversation on screen lives in memory only; the header says so and export is offered.
-
-        state: how the answer ended that could not be stored.
-        """
-        app, finish = self.app, "cancelled" if state == "stopped" else state
+    def continue_in_memory(self, failure: Failed) -> None:
+        """From now on the conversation on screen lives in memory only; the header says so and export is offered."""
+        app, reason = self.app, failure.message
+        state, finish = failure.state, "cancelled" if failure.state == "stopped" else failure.state
         if app.store.path is None:
             return
         log.error("the store refused, going on in memory: %s", reason)
@@ -47,14 +47,19 @@ class TroubleActions:
         messages = [entry.message for entry in shown if entry.message is not None]
         conversation = None
         if messages:
-            first = replace(messages[0], parent_id=None)
-            settings = self.conversation.settings if self.conversation else {}
-            conversation = memory.add_tree([first, *messages[1:]], title=self.conversation.title, settings=settings, keep_ids=True)
             last = shown[-1]
             if last.message is None and last.role != USER and (last.text or last.thinking):
-                writer = memory.begin_answer(conversation.id, messages[-1].id, last.label, "", {})
-                writer.update(last.text, last.thinking)
-                update_entry(last, writer.finish(state=state, finish=finish, text=last.text, thinking=last.thinking))
+                # Under the id of the row that has a part of it, so that it can go back there.
+                answer = Message(
+                    failure.answer_id or new_id(MESSAGE_DIGITS), messages[-1].conversation_id, messages[-1].id, "assistant", last.text,
+                    last.thinking, state, finish, last.label, created=time.time(),
+                )  # fmt: skip
+                messages.append(answer)
+                update_entry(last, answer)
+            first = replace(messages[0], parent_id=None)
+            own = self.conversation
+            settings = own.settings if own else {}
+            conversation = memory.add_tree([first, *messages[1:]], title=own.title, settings=settings, keep_ids=True, wish=own.id)
         self._copy_builds(memory)
         app.use_store(memory, reason)
         self.conversation = conversation
@@ -93,40 +98,48 @@ class TroubleActions:
             return
         self.tell("Saved.")
         if made is not None:
-            self.conversation = None
             self._open_soon(made)
+        # What is being written was kept in memory as well.
+        self._newest_draft = self._stored_draft = None
+        self.save_draft()
         self.show_header()
 
     def bring_to_disk(self) -> str | None:
-        """Opens the database again and brings the conversation on screen there; its id there, None without one. Raises StoreError."""
+        """Opens the database again and brings there what was written in memory; the id there of the conversation on screen, None without one.
+
+        Raises StoreError.
+        """
         app, made = self.app, None
         disk = Store.open(app.settings.paths.data, busy_s=1.0)
         try:
+            app.replace_disk(disk)
             if self.conversation is not None:
-                tree = app.store.tree(self.conversation.id)
-                made = disk.add_tree(tree, title=self.conversation.title, settings=self.conversation.settings, leaf_id=self.leaf_id).id
-                for item in app.store.queued(self.conversation.id):
-                    disk.queue_push(made, item.text)
-                disk.lock(made)
+                app.store.set_leaf(self.conversation.id, self.leaf_id)
+            taken = disk.take_in(app.store)
+            if self.conversation is not None:
+                made = taken[self.conversation.id]
+                if made != self.conversation.id:
+                    # A copy has messages of its own: the one that is being edited is none of them.
+                    self.end_edit()
+                self.conversation = disk.conversation(made)
         except StoreError:
             disk.close()
             raise
+        app.controller.last_conversation_id = made or taken.get(app.controller.last_conversation_id)
         app.use_store(disk, "")
         return made
 
     def saved_at_last(self) -> bool:
         """Before leaving: what went on in memory because the disk refused is tried once more. False if it would be lost."""
-        if self.app.unsaved in ("", "memory") or self.conversation is None:
+        if self.app.unsaved in ("", "memory") or not self.app.store.written():
             return True
         if self.pump.running:
             return False
         try:
-            made = self.bring_to_disk()
+            self.bring_to_disk()
         except StoreError as error:
             log.error("not saved when leaving: %s", error)
             return False
-        if made is not None:
-            self.conversation = self.app.store.conversation(made)
         return True
 
     # The context is full ------------------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ class TurnActions:
         elif full or taken is None or taken.retried:
             text += "\nThe message is saved." if full else "\nctrl+R tries again."
         if failure.code == "store":
-            self.continue_in_memory(failure.message, failure.state)
+            self.continue_in_memory(failure)
             return
         self.failure_line = notice(text, error=True)
         self.transcript.append(self.failure_line)
