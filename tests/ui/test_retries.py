@@ -237,3 +237,60 @@ async def test_one_hidden_message_is_one(tmp_path):
         await shows(app, "not answered")
         await pilot.press("g", "down", "right_square_bracket")
         await until(lambda: said("1 later message lives on branch 1/2; [ and ] return there."))
+
+
+LONG_TEXTS = ("first " * 70, "an answer " * 60, "second question", "its answer", "third question", "the last answer")
+
+
+@pytest.mark.parametrize("way", ["a selected answer", "a selected question", "an edit without a change"])
+@pytest.mark.parametrize("choice", ["drop", "raise", "edit", "none"])
+async def test_a_retry_that_does_not_fit_is_about_its_own_branch(tmp_path, way, choice):
+    """What the dialog offers is for the question that was to be answered again, not for the end of the conversation."""
+    store, key = stored(*LONG_TEXTS)
+    app = make_app(tmp_path, Script(), store=store, config="[engine]\ncontext = 1000\n")
+    app.begin = replace(app.begin, view=app.controller.open(key))
+    async with app.run_test(size=(100, 40)) as pilot:
+        chat = await ready(app)
+        before = messages(chat)
+        question = before[2][0]
+        await pilot.press("tab", "g", "down", "down")
+        await pilot.press(*{"a selected answer": ["down", "r"], "a selected question": ["r"]}.get(way, ["e", "enter"]))
+        await ended(chat)
+        shown = await shows(app, "The context is full.", "raise the context")
+        assert "copy without the 2 oldest messages" in shown and messages(chat) == before
+        chat._finish = chat._failure = None
+        if choice == "none":
+            await pilot.press("escape")
+            await until(lambda: app.screen is chat)
+            assert chat.composer.text == "" and chat.editing is None and messages(chat) == before
+            return
+        await pilot.press({"drop": "2", "raise": "3", "edit": "4"}[choice])
+        if choice == "edit":
+            await until(lambda: chat.composer.text == "second question")
+            assert chat.editing == question and messages(chat) == before
+            return
+        await ended(chat)
+        path = app.store.path_to(chat.leaf_id)
+        if choice == "drop":
+            assert chat.conversation.id != key and [m.text for m in path] == ["second question", HELLO]
+        else:
+            assert [m.text for m in path] == [*LONG_TEXTS[:3], HELLO] and path[2].id == question
+        assert [m.text for m in app.store.path_to(before[-1][0])] == list(LONG_TEXTS)
+
+
+async def test_going_on_where_it_does_not_fit_goes_on_in_a_larger_context(tmp_path):
+    store, key = stored(*LONG_TEXTS[:3])
+    writer = store.begin_answer(key, store.conversation(key).leaf_id, "fake", "f" * 64, {})
+    writer.update("cut off")
+    writer.finish("stopped", "cancelled")
+    app = make_app(tmp_path, Script(), store=store, config="[engine]\ncontext = 1000\n")
+    app.begin = replace(app.begin, view=app.controller.open(key))
+    async with app.run_test(size=(100, 40)) as pilot:
+        chat = await ready(app)
+        await pilot.press("tab", "e")
+        await ended(chat)
+        await shows(app, "raise the context")
+        chat._finish = chat._failure = None
+        await pilot.press("3")
+        await ended(chat)
+        assert app.store.message(chat.leaf_id).text == "cut off" + HELLO

@@ -144,14 +144,18 @@ class TroubleActions:
 
     # The context is full ------------------------------------------------------------------------------------------------
 
-    async def ask_context(self) -> None:
-        """The prompt does not fit: what the user can do, each with what it costs."""
+    async def ask_context(self, path: list[Any]) -> None:
+        """The prompt does not fit: what the user can do, each with what it costs.
+
+        path: the messages that were to be answered. After a retry farther up the screen shows others behind them again.
+        """
         engine = self.app.host.engine
         if engine is not None:
             # The turn failed before it could say so itself.
             self.status.context_limit = engine.context_limit
             self.show_status()
-        last = self._last(USER)
+        question = next((message for message in reversed(path) if message.role == USER), None)
+        last = self._entry(question.id) if question is not None else None
         leaf = self.leaf_id
 
         def over() -> bool:
@@ -171,7 +175,6 @@ class TroubleActions:
             if own >= self.status.context_limit > 0:
                 self._ask_message(last, own)
                 return
-        path = [entry.message for entry in self.transcript.entries if entry.message is not None]
         kept = self._suffix(path)
         choices = [("new", "start a new conversation with a summary that you write")]
         if kept is not None and len(kept) < len(path):
@@ -192,15 +195,22 @@ class TroubleActions:
         question = f"This message alone has {own:,} tokens; the context holds {limit:,}.\nIt is saved; a new conversation would not help."
         self.app.push_screen(AskScreen(question, choices), lambda answer: self._context_chosen(answer, None, entry))
 
-    def _take_back(self, entry: Entry | None) -> None:
+    def _entry(self, message_id: str) -> Entry | None:
+        return next((entry for entry in self.transcript.entries if entry.key == message_id), None)
+
+    def _take_back(self, entry: Entry | None, asked: bool) -> None:
         """A message that cannot be answered leaves the path, which every later message would share with it, and its text returns to where
-        it was written. The row stays, as a branch; what is sent next stands beside it."""
+        it was written. The row stays, as a branch; what is sent next stands beside it.
+
+        asked: the user chose so. One that was answered once, in a larger context, only then returns, as an edit.
+        """
         index = None if entry is None else self.transcript.index_of(entry)
         if index is None or entry.message is None or self.conversation is None or self.pump.running:
             return
         try:
             if self.app.store.children(entry.message.id):
-                # It was answered once, in a larger context.
+                if asked:
+                    self.begin_edit(entry)
                 return
             self.app.store.set_leaf(self.conversation.id, entry.message.parent_id)
         except StoreError as error:
@@ -245,9 +255,13 @@ class TroubleActions:
         elif answer == "raise":
             self.app.apply_settings(replace(self.app.settings, engine=replace(self.app.settings.engine, context=self._most_context())))
             self.app.host.unload()
-            self.action_regenerate()
+            cut = self._entry(self._continued) if self._continued is not None else None
+            if cut is not None:
+                self._continue(cut)
+            else:
+                self._regenerate(last)
         else:
-            self._take_back(last)
+            self._take_back(last, answer == "edit")
 
     def _drop_oldest(self, kept: list[Any]) -> None:
         try:
