@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,26 @@ def filled(monkeypatch) -> Callable:
         monkeypatch.setitem(db.DURABLE, "max_page_count", str(now + pages))
 
     return fill
+
+
+@pytest.fixture
+def nearly_full(tmp_path, filled) -> None:
+    """The database of `begun` exists and may grow by four pages."""
+    with Store.open(tmp_path / "data") as store:
+        store.new_conversation("there")
+    filled(tmp_path / "data" / "chat.db", 4)
+
+
+@asynccontextmanager
+async def begun(tmp_path, answer: str = "answer", **options):
+    """An application with a database, in which "first" was said; gives the pilot, the application and its chat screen. options: of Store.open."""
+    store = Store.open(tmp_path / "data", **options)
+    app = make_app(tmp_path, Script(answer=answer), store=store)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await say(pilot, app, "first")
+        yield pilot, app, chat_of(app)
+    app.store.close()
+    store.close()
 
 
 def words_on(app) -> str:
@@ -69,15 +90,8 @@ def test_what_a_full_disk_did_not_keep_is_not_offered(program, monkeypatch, word
     assert plain.run() == 0 and "disk is full" in plain.out.getvalue() and plain.controller.last_conversation_id is None
 
 
-async def test_a_full_disk_on_the_screen(tmp_path, filled):
-    with Store.open(tmp_path / "data") as store:
-        store.new_conversation("there")
-    filled(tmp_path / "data" / "chat.db", 4)
-    store = Store.open(tmp_path / "data")
-    app = make_app(tmp_path, Script(answer="short"), store=store)
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await say(pilot, app, "first")
+async def test_a_full_disk_on_the_screen(tmp_path, nearly_full):
+    async with begun(tmp_path, "short") as (pilot, app, chat):
         app.host.engine.script.answer, app.host.engine.script.delay_s = LONG, 0.0002
         chat.composer.insert("second")
         chat.composer.submit()
@@ -106,19 +120,10 @@ async def test_a_full_disk_on_the_screen(tmp_path, filled):
         assert {row.title for row in app.store.list_conversations()} == {"there", "first"} and len(app.store.list_conversations()) == 2
         assert [m.text for m in app.store.tree(chat.conversation.id)] == ["first", "short", "second", LONG, "queued meanwhile", "in memory"]
         assert app.store.queued(chat.conversation.id) == []
-    app.store.close()
-    store.close()
 
 
-async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, filled):
-    with Store.open(tmp_path / "data") as store:
-        store.new_conversation("there")
-    filled(tmp_path / "data" / "chat.db", 4)
-    store = Store.open(tmp_path / "data")
-    app = make_app(tmp_path, Script(answer="short"), store=store)
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await say(pilot, app, "first")
+async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, nearly_full):
+    async with begun(tmp_path, "short") as (pilot, app, chat):
         script, reached, stopped = app.host.engine.script, threading.Event(), threading.Event()
         # Stopped at this length exactly: more than the file has room for, less than the copy in memory may take.
         script.answer, script.each = LONG, lambda number: number == 3000 and (reached.set(), stopped.wait(60))
@@ -136,8 +141,6 @@ async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, filled):
         chat.action_save_again()
         await until(lambda: app.store.path is not None and chat.conversation is not None)
         await shows(app, "stopped by you")
-    app.store.close()
-    store.close()
 
 
 async def locked(tmp_path, app, pilot) -> sqlite3.Connection:
@@ -150,11 +153,7 @@ async def locked(tmp_path, app, pilot) -> sqlite3.Connection:
 
 
 async def test_a_locked_database_on_the_screen(tmp_path):
-    store = Store.open(tmp_path / "data", busy_s=0.2)
-    app = make_app(tmp_path, Script(answer="answer"), store=store)
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await say(pilot, app, "first")
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
         other = await locked(tmp_path, app, pilot)
         await until(lambda: "locked by another process" in words_on(app) and chat.composer.text == "second")
         chat._finish = chat._failure = None
@@ -173,17 +172,11 @@ async def test_a_locked_database_on_the_screen(tmp_path):
         assert chat.composer.text == "half typed" and app.store.draft(None) is None
         await say(pilot, app, "")
         assert [m.text for m in app.store.tree(key)] == ["first", "answer", "second", "answer", "half typed", "answer"]
-    app.store.close()
-    store.close()
 
 
 @pytest.mark.parametrize("how", ["unasked", "in the dialog"])
 async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_lost(tmp_path, how):
-    store = Store.open(tmp_path / "data", busy_s=0.2)
-    app = make_app(tmp_path, Script(answer="answer"), store=store)
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await say(pilot, app, "first")
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
         other = await locked(tmp_path, app, pilot)
         await until(lambda: chat.composer.text == "second")
         chat._finish = chat._failure = None
@@ -206,15 +199,10 @@ async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_los
         await until(lambda: app.leaving)
     with Store.open(tmp_path / "data", readonly=True) as disk:
         assert [m.text for m in disk.path_to(disk.last_conversation().leaf_id)] == ["first", "answer", "second", "answer"]
-    store.close()
 
 
 async def test_quitting_saves_what_was_left_in_memory_for_a_new_conversation(tmp_path):
-    store = Store.open(tmp_path / "data", busy_s=0.2)
-    app = make_app(tmp_path, Script(answer="answer"), store=store)
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await say(pilot, app, "first")
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
         other = await locked(tmp_path, app, pilot)
         key = chat.conversation.id
         await say(pilot, app, "")
@@ -233,7 +221,6 @@ async def test_quitting_saves_what_was_left_in_memory_for_a_new_conversation(tmp
     with Store.open(tmp_path / "data", readonly=True) as disk:
         assert [m.text for m in disk.tree(key)] == ["first", "answer", "second", "answer"]
         assert sorted(row.title for row in disk.list_conversations()) == ["another one", "first"]
-    store.close()
 
 
 def test_a_locked_database_in_scripted_mode(program, monkeypatch):
