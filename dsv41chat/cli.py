@@ -265,6 +265,7 @@ class _Chat:
             attachments.append(("stdin", piped))
             _reopen_keys()
         notices, unsaved = [warning.message for warning in self.warnings], ""
+        unread = None  # why nobody knows which conversations there are
         try:
             controller = self._open(args, settings)
         except StoreError as error:
@@ -274,15 +275,16 @@ class _Chat:
             try:
                 self.store = Store.memory(copy_of=settings.paths.data)
             except StoreError:
-                self.store = Store.memory()
+                self.store, unread = Store.memory(), error
             controller = self._controller(settings)
         try:
             place = self._place(args)
-        except NotFound:
+        except NotFound as error:
             if not args.last:
-                raise
+                raise unread or error from None
             place = _Place(system=self._system(args))
-            notices.append("There is no conversation to continue yet.")
+            if unread is None:
+                notices.append("There is no conversation to continue yet.")
         view = None
         if place.conversation is not None:
             view = controller.open(place.conversation.id, leaf=None if place.parent_id == "leaf" else place.parent_id)

@@ -127,6 +127,18 @@ def test_titles_are_listed_where_messages_cannot_be_counted(program, two):
     assert done.code == 8 and [(row["id"], row["messages"]) for row in done.object] == [(two[1], None)] and "is damaged: " in done.err
 
 
+@pytest.mark.parametrize("ref", [("-c",), ("--resume", "ID")], ids=["last", "one"])
+@pytest.mark.parametrize("damage", ["no database", "pages"])
+def test_a_chat_that_cannot_read_its_conversation_does_not_say_that_there_is_none(program, two, ref, damage):
+    data, _ = whole_file(program)
+    if damage == "pages":
+        break_pages_of(data, b"lwords")
+    replace_file(program, data if damage == "pages" else b"no database at all " * 500)
+    done = program("--plain", *(two[1] if word == "ID" else word for word in ref), stdin="")
+    assert done.code == (0 if ref == ("-c",) and damage == "no database" else 8)
+    assert "is damaged: " in done.out + done.err and "no conversation" not in (done.out + done.err).casefold()
+
+
 def test_the_advice_works(program, two):
     """Every command of the hint, run as it stands: what is intact is back in a database that is whole."""
     good, lost = two
@@ -246,6 +258,57 @@ def test_stored_ids_spelling_a_marker_as_text_are_kept_apart(program):
     other("conversations", "import", "-", stdin=json.dumps(file))
     assert other("--json", "-c", "more").code == 0
     assert b"a </think> b" in bytes(i for i in other.script_ids() if i < 256)
+
+
+@pytest.mark.parametrize("ids", ["of another answer", "of a marker", "of no token", "behind a stop text"])
+def test_sampled_ids_that_are_not_those_of_the_answer_are_not_used(program, ids):
+    """What a file says the model sampled is held to the same rule."""
+    said = "what it said </think> there"
+    o = program("--json", "--effort", "off", "first", script=Script(said)).object
+    file = json.loads(program("conversations", "export", o["conversation"], "--json").out)
+    answer = file["messages"][1]
+    clean = answer["body_ids"]
+    assert bytes(clean).decode() == said
+    program("--json", "-c", "more", script=Script("second"))
+    prompt = program.script_ids()
+    marker = next(i for i in prompt if i >= 256)
+    answer["body_ids"] = {
+        "of another answer": list(b"something else"),
+        "of a marker": [*b"what it said ", marker, *b" there"],
+        "of no token": [*clean, 1 << 31],
+        "behind a stop text": [*clean, *b", and what nobody sees"],
+    }[ids]
+    if ids == "behind a stop text":
+        answer["finish"] = "stop_string"
+    other = program.at(program.data.parent / "other")
+    assert other("conversations", "import", "-", stdin=json.dumps(file)).code == 0
+    done = other("--json", "-c", "more", script=Script("second"))
+    assert done.code == 0 and other.script_ids() == prompt
+
+
+def test_sampled_ids_that_are_the_answer_are_used():
+    """Up to what is never shown: line breaks at its ends, half a character, what follows a stop text."""
+    from dsv41chat.bench.scripted import ScriptedTokenizer
+    from dsv41chat.ui.prompting import chat_messages
+
+    tokenizer = ScriptedTokenizer()
+    end_think = tokenizer.marker("</think>")
+
+    def used(text: str, *ids: int, finish: str = "stop") -> bool:
+        """Whether both parts of an answer that says `text` are repeated as these ids; or neither is."""
+        row = Message("a", "c", None, "assistant", text, text, finish=finish, params={"tokenizer": tokenizer.sha256})
+        (message,) = chat_messages(None, [replace(row, reasoning_blob=pack_ids(ids), body_blob=pack_ids(ids))], tokenizer)
+        assert message.reasoning_ids in (ids, None) and message.body_ids in (ids, None)
+        assert (message.content, message.reasoning) == (text, text or None)
+        if finish != "stop_string":
+            assert message.reasoning_ids == message.body_ids
+        return message.body_ids is not None
+
+    assert used("é", *"é".encode()) and used("")
+    assert used("a\nb", *b"\n\na\nb\n") and used("é", *"éé".encode()[:-1]) and used("a\ufffdb", *b"a\xffb")
+    assert used("one", *b"one END", finish="stop_string") and not used("one", *b"one END")
+    assert not used("one", *b"on") and not used("one", *b"on", finish="stop_string")
+    assert not used("one", *b"one", end_think) and not used("a</think>", *b"a", end_think) and not used("one", *b"one", 1 << 20)
 
 
 def test_an_import_names_what_was_taken(program):

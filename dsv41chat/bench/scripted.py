@@ -30,13 +30,13 @@ class ScriptedTokenizer:
         return self.marker(spelling) if spelling in MARKERS else None
 
     def is_added(self, id: int) -> bool:
-        return id >= 256
+        return 256 <= id < self.vocab_size
 
     def encode_text(self, text: str) -> list[int]:
         return list(text.encode())
 
     def token_bytes(self, id: int) -> bytes:
-        return bytes([id]) if id < 256 else MARKERS[id - 256].encode()
+        return bytes([id]) if id < 256 else MARKERS[id - 256].encode() if self.is_added(id) else b""
 
 
 class ScriptedEngine:

@@ -9,21 +9,19 @@ from typing import Any
 
 from dsv41chat.store.answers import Answers, AnswerWriter
 from dsv41chat.store.builds import Builds
-from dsv41chat.store.conversations import Conversations
 from dsv41chat.store.db import BUSY_S, Connections, problem
-from dsv41chat.store.drafts import Drafts
 from dsv41chat.store.errors import StoreError
 from dsv41chat.store.facts import Facts
 from dsv41chat.store.keeper import Keeper
 from dsv41chat.store.locks import Holder, Locks
 from dsv41chat.store.part import lock_name
+from dsv41chat.store.returning import Returning
 from dsv41chat.store.search import Search
-from dsv41chat.store.tree import Tree
 
 DATABASE = "chat.db"
 
 
-class Store(Conversations, Tree, Answers, Search, Drafts):
+class Store(Returning, Answers, Search):
     """Conversations, builds, locks and facts in one SQLite file.
 
     Threads: every method may be called from any thread. Each thread works on a connection of its own; what one has committed the others
@@ -57,6 +55,7 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
         self._keeper = Keeper(self.locks, monotonic, background)
         self.on_deleted = None
         self.closed = False
+        self.opened = clock()
         self.recovered = () if db.readonly else self.locks.bury()
 
     @classmethod
@@ -133,6 +132,17 @@ class Store(Conversations, Tree, Answers, Search, Drafts):
         except StoreError:
             pass
         self.db.close()
+
+    def succeed(self, earlier: Store) -> None:
+        """Close an earlier store of this process on the same file, and free what that held.
+
+        Raises StoreError where this one cannot write, and leaves the other open then.
+        """
+        with self.db.write():
+            pass
+        earlier.close()
+        # A disk that refuses it for good does not let it go either.
+        self.locks.free(earlier.locks.token)
 
     def integrity(self) -> str | None:
         """What SQLite finds wrong with the pages and indexes of the file; None if nothing. Reads all of it."""

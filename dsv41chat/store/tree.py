@@ -227,31 +227,7 @@ class Tree(Part):
                 if message.parent_id not in names:
                     raise NotFound(f"the parent {message.parent_id!r} of message {message.id!r} is not among the messages before it")
                 names[message.id] = message.id if keep_ids else records.new_id(records.MESSAGE_DIGITS)
-                insert_message(
-                    db,
-                    {
-                        "id": names[message.id],
-                        "conversation_id": conversation.id,
-                        "parent_id": names[message.parent_id],
-                        "role": message.role,
-                        "text": message.text,
-                        "thinking": message.thinking,
-                        "ids": message.ids_blob,
-                        "reasoning_ids": message.reasoning_blob,
-                        "body_ids": message.body_blob,
-                        "ids_hash": message.ids_hash,
-                        "state": "interrupted" if message.state == "running" else message.state,
-                        "finish": message.finish,
-                        "build_name": message.build_name,
-                        "build_fingerprint": message.build_fingerprint,
-                        "params": records.to_json(message.params),
-                        "usage": records.to_json(message.usage),
-                        "timing": records.to_json(message.timing),
-                        "meta": records.to_json(message.meta),
-                        "created": message.created,
-                        "updated": message.updated or message.created,
-                    },
-                )
+                insert_message(db, message_row(message, names[message.id], conversation.id, names[message.parent_id]))
             if leaf_id is not None:
                 db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", [names[leaf_id], conversation.id])
             if not title:
@@ -268,8 +244,7 @@ class Tree(Part):
         made = []
         with self.db.write() as db:
             for one in exported:
-                ids = json.dumps([message.id for message in one.messages])
-                taken = self._row("SELECT 1 FROM messages WHERE id IN (SELECT value FROM json_each(?)) LIMIT 1", [ids]) is not None
+                taken = bool(self._stored(one.messages))
                 own_taken = self._row("SELECT 1 FROM conversations WHERE id = ?", [one.id]) is not None
                 wish = None if taken else one.id
                 key = self.add_tree(
@@ -282,6 +257,10 @@ class Tree(Part):
         return made
 
     # -- parts
+
+    def _stored(self, messages: Iterable[Message]) -> list[Message]:
+        """The messages here that have the ids of these."""
+        return self._messages("id IN (SELECT value FROM json_each(?))", [json.dumps([message.id for message in messages])])
 
     def _require_parent(self, conversation_id: str, parent_id: str | None) -> None:
         if parent_id is None:
@@ -301,6 +280,32 @@ class Tree(Part):
     def _owner_alive(self, token: str | None) -> bool:
         row = self._row("SELECT * FROM processes WHERE token = ?", [token])
         return row is not None and is_alive(row, self.clock())
+
+
+def message_row(message: Message, id: str, conversation_id: str, parent_id: str | None) -> dict[str, Any]:
+    """The columns of a message that comes from another conversation or store. An answer that was running is interrupted."""
+    return {
+        "id": id,
+        "conversation_id": conversation_id,
+        "parent_id": parent_id,
+        "role": message.role,
+        "text": message.text,
+        "thinking": message.thinking,
+        "ids": message.ids_blob,
+        "reasoning_ids": message.reasoning_blob,
+        "body_ids": message.body_blob,
+        "ids_hash": message.ids_hash,
+        "state": "interrupted" if message.state == "running" else message.state,
+        "finish": message.finish,
+        "build_name": message.build_name,
+        "build_fingerprint": message.build_fingerprint,
+        "params": records.to_json(message.params),
+        "usage": records.to_json(message.usage),
+        "timing": records.to_json(message.timing),
+        "meta": records.to_json(message.meta),
+        "created": message.created,
+        "updated": message.updated or message.created,
+    }
 
 
 def insert_message(db: Database, row: dict[str, Any]) -> None:

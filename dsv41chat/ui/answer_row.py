@@ -56,6 +56,11 @@ class AnswerRow:
             log.warning("the answer could not be begun in the store: %s", error)  # `failure` tells the front end
 
     @property
+    def id(self) -> str | None:
+        """Of the row; None before the first token."""
+        return self._writer.id if self._writer is not None else None
+
+    @property
     def failure(self) -> StoreError | None:
         """Why the newest checkpoint could not be written."""
         return self._writer.failure if self._writer is not None else None

@@ -229,6 +229,12 @@ class ChatApp(App[int]):
         # The caller of run_app closes the store that it opened; those that came later are closed here.
         self._stores.append(old)
 
+    def replace_disk(self, disk: Store) -> None:
+        """Ends what was opened on the disk before: it holds the locks of its conversations, and its last answer. Raises StoreError."""
+        for store in self._stores:
+            if store.path is not None:
+                disk.succeed(store)
+
     def _handle_exception(self, error: Exception) -> None:
         """A bug: the terminal is restored by the base class; the traceback goes to the log, one paragraph to the user."""
         log.error("the application failed", exc_info=error)

@@ -116,6 +116,10 @@ def _message(value: Any, at: str, before: dict[str, Message]) -> Message:
     ids, ids_hash = get.ids("ids"), get("ids_hash", str, none=True)
     if role == "assistant" and ids is not None and ids_hash is not None and hash_ids(ids) != ids_hash:
         raise ImportRefused(f"{at}.ids do not have the hash {ids_hash[:12]}… that stands beside them: the file was changed or damaged.", HINT)
+    finish, body_ids = get("finish", str, none=True), get.ids("body_ids")
+    if finish == "stop_string":
+        # Behind what such an answer shows there are ids that nobody saw, and no file can say which stop text that was.
+        body_ids = None
     return Message(
         id=id,
         conversation_id="",
@@ -124,7 +128,7 @@ def _message(value: Any, at: str, before: dict[str, Message]) -> Message:
         text=get("text", str),
         thinking=get("thinking", str, none=True) or "",
         state=get("state", str, among=STATES),
-        finish=get("finish", str, none=True),
+        finish=finish,
         build_name=build("name", str, none=True),
         build_fingerprint=build("fingerprint", str, none=True),
         params=get("params", dict, none=True),
@@ -136,7 +140,7 @@ def _message(value: Any, at: str, before: dict[str, Message]) -> Message:
         updated=get.time("updated"),
         ids_blob=pack_ids(ids),
         reasoning_blob=pack_ids(get.ids("reasoning_ids")),
-        body_blob=pack_ids(get.ids("body_ids")),
+        body_blob=pack_ids(body_ids),
     )
 
 

@@ -545,10 +545,11 @@ class _Turn:
     # ends that are not Done --------------------------------------------------------------------------------------------
 
     def _failed(self, code: str, message: str, hint: str, state: str = "error") -> Failed:
-        partial = self.answer.keep(state) if self.answer is not None else None
-        stored = self.answer.stored if self.answer is not None else None
+        partial = stored = row_id = None
+        if self.answer is not None:
+            partial, stored, row_id = self.answer.keep(state), self.answer.stored, self.answer.id
         conversation_id = self.conversation.id if self.conversation is not None else None
-        return Failed(code, message, hint, conversation_id, partial, prompt_tokens=self.prompt_tokens, answer=stored, state=state)
+        return Failed(code, message, hint, conversation_id, partial, prompt_tokens=self.prompt_tokens, answer=stored, answer_id=row_id, state=state)
 
     def _finished_without_engine(self) -> Finished:
         """Cancelled while loading."""

@@ -295,7 +295,8 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None; answer: its record, where it is stored.
+    """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None; answer: its record, where it is stored;
+    answer_id: of its row, also of one that could not be written to its end.
 
     state: how that answer ended. status: the exit code, where it is not the one of EXIT_CODES. prompt_tokens: of a prompt that was
     encoded and not run, else 0.
@@ -309,6 +310,7 @@ class Failed:
     status: int | None = None
     prompt_tokens: int = 0
     answer: Any = None
+    answer_id: str | None = None
     state: str = "error"
 
     @property

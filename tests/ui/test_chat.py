@@ -8,9 +8,11 @@ import pytest
 
 from dsv41chat.engine.errors import EngramReadError, PackIncomplete
 from dsv41chat.store import Store
+from dsv41chat.ui.screens.conversations import ConversationsScreen
+from dsv41chat.ui.screens.dialogs import LineScreen
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, stored, until
 
 
 def slow(answer="word " * 2000, **options) -> Script:
@@ -50,7 +52,7 @@ async def test_paste_is_one_message_bracketed_or_not(tmp_path):
         await until(lambda: chat_of(app).composer.text == "l1\nl2\nl3\n")
         chat_of(app).composer.reset()
         now = chat_of(app).composer._last_key + 1.0
-        for number, key in enumerate( ["a", "b", "c", "d", "enter", "e", "f", "g", "h", "enter", "x"]):
+        for number, key in enumerate(["a", "b", "c", "d", "enter", "e", "f", "g", "h", "enter", "x"]):
             event = events.Key(key, key if len(key) == 1 else None)
             event.time = now + number * 0.001  # read from the terminal in one go, however busy this process is
             chat_of(app).composer.post_message(event)
@@ -245,6 +247,26 @@ async def test_an_interrupted_answer_is_announced(tmp_path):
         await shows(app, "interrupted", "because")
 
 
+async def test_the_context_of_an_answer_that_never_ended_is_counted(tmp_path):
+    """A process that is killed leaves no figures: then the texts say what the conversation takes, behind what an earlier answer knew."""
+    store, key = stored("question", "the answer so f")
+    branch = store.add_message(key, None, "user", "first")
+    writer = store.begin_answer(key, branch.id, "nano", "", {})
+    known = writer.finish(state="complete", finish="stop", text="whole", usage={"context_used": 1000, "context_limit": 8192})
+    store.set_leaf(key, store.add_message(key, known.id, "user", "second").id)
+    store.set_settings(key, {"system": "sys"})
+    app = make_app(tmp_path, Script(), store=store)
+    app.begin = AppStart(view=app.controller.open(key))
+    async with app.run_test(size=(80, 24)):
+        chat = chat_of(app)
+        await shows(app, "ctx 1,006/8,192")
+        await until(lambda: not chat.switching)
+        assert await chat.open_conversation(key, leaf=store.children(store.roots(key)[0].id)[0].id)
+        await shows(app, "ctx 26/8,192")
+        chat.clear_conversation()
+        await shows(app, "ctx 0/8,192")
+
+
 async def test_the_list_opens_conversations(tmp_path):
     store = Store.memory(background=False)
     for name in ("alpha", "beta"):
@@ -261,6 +283,21 @@ async def test_the_list_opens_conversations(tmp_path):
         await until(lambda: "beta" not in screen_text(app))
         await pilot.press("enter")
         await until(lambda: "about alpha" in screen_text(app))
+
+
+async def test_a_new_title_given_in_the_list_is_in_the_header(tmp_path):
+    store, key = stored("question", "answer")
+    app = make_app(tmp_path, Script(), store=store)
+    app.begin = AppStart(view=app.controller.open(key))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(lambda: "question" in screen_text(app).splitlines()[0])
+        await pilot.press("ctrl+o", "r")
+        await until(lambda: isinstance(app.screen, LineScreen))
+        await pilot.press("ctrl+u", *"other", "enter")
+        await until(lambda: isinstance(app.screen, ConversationsScreen))
+        await shows(app, "other")
+        await pilot.press("escape")
+        await until(lambda: "other" in screen_text(app).splitlines()[0])
 
 
 async def test_ctrl_c_stops_clears_and_quits(tmp_path):

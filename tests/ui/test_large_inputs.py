@@ -17,7 +17,7 @@ from dsv41chat.ui import batch, commands, inputs
 from dsv41chat.ui.interrupts import Interrupts
 from tests.ui.fakes import FakeTokenizer, Script
 from tests.ui.program import Program
-from tests.ui.tui import chat_of, drawn, ended, make_app, say, shows, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, running, say, shows, until
 
 
 @pytest.fixture
@@ -318,9 +318,7 @@ async def test_the_screen_lives_while_a_file_is_read(tmp_path, slow, how):
     path = tmp_path / "long.txt"
     path.write_text("some words\n" * 1000)
     app = make_app(tmp_path, Script())
-    async with app.run_test(size=(100, 30)) as pilot:
-        chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+    async with running(app) as (pilot, chat):
         chat.composer.insert(f"/read {path}" if how == "command" else f"see @{path}")
         await pilot.press("enter" if how == "command" else "tab")
         await shows(app, "[file 1: long.txt, reading]", "reading long.txt 9% · Esc cancels")
@@ -340,9 +338,7 @@ async def test_esc_ends_the_reading_of_a_file(tmp_path, slow, typed):
     path = tmp_path / "long.txt"
     path.write_text("some words\n")
     app = make_app(tmp_path, Script())
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+    async with running(app, notifications=True) as (pilot, chat):
         chat.composer.insert(f"/read {path}")
         await pilot.press("enter")
         await until(lambda: slow.reads == 1)
@@ -361,9 +357,7 @@ async def test_a_file_that_cannot_be_read_gives_its_command_back(tmp_path):
     odd = tmp_path / "a] b.txt"
     odd.write_text("text")
     app = make_app(tmp_path, Script())
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+    async with running(app, notifications=True) as (pilot, chat):
         chat.composer.insert(f"/read {tmp_path}/none")
         await pilot.press("enter")
         # Of a notice the lines break where the path of the temporary folder lets them.

@@ -10,7 +10,7 @@ from dsv41chat.engine.errors import PackIncomplete
 from dsv41chat.store import Locked
 from tests.ui.fakes import HELLO, Script
 from tests.ui.test_plain import chat as line_mode
-from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, stored, until
+from tests.ui.tui import drawn, ended, make_app, running, say, screen_text, shows, stored, until
 
 TEXTS = ("first " * 200, "an answer", "second question", "its answer")
 BROKEN = "a shard is missing."
@@ -33,12 +33,6 @@ def opened(tmp_path, script, texts=TEXTS, cut=False):
     app = make_app(tmp_path, script, store=store)
     app.begin = replace(app.begin, view=app.controller.open(key))
     return app
-
-
-async def ready(app):
-    chat = chat_of(app)
-    await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
-    return chat
 
 
 def messages(chat):
@@ -70,8 +64,7 @@ async def end_with_nothing(pilot, chat, keys, stop: bool):
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_was_on_the_screen_is_there_again(tmp_path, way, end):
     app = opened(tmp_path, Script(), cut=way.startswith("going on"))
-    async with app.run_test(size=(100, 40), notifications=True) as pilot:
-        chat = await ready(app)
+    async with running(app, size=(100, 40), notifications=True) as (pilot, chat):
         before, leaf = messages(chat), chat.leaf_id
         assert [text for _, text, _ in before] == [*TEXTS[:3], "cut off"] and before[-1][2] == "2/2"
         await pilot.press(*WAYS[way][:-1])
@@ -98,8 +91,7 @@ async def test_what_was_on_the_screen_is_there_again(tmp_path, way, end):
 @pytest.mark.parametrize("end", ["stopped", "failed"])
 async def test_a_question_without_an_answer_keeps_its_hint(tmp_path, end):
     app = opened(tmp_path, Script(), TEXTS[:1])
-    async with app.run_test(size=(100, 40)) as pilot:
-        chat = await ready(app)
+    async with running(app, size=(100, 40)) as (pilot, chat):
         await shows(app, "Not answered: ctrl+R answers it.")
         for _ in range(2):
             await end_with_nothing(pilot, chat, ["ctrl+r"], end == "stopped")
@@ -115,8 +107,7 @@ async def test_a_question_without_an_answer_keeps_its_hint(tmp_path, end):
 
 async def test_the_place_of_the_view_comes_back(tmp_path):
     app = opened(tmp_path, Script(), ("first\n\n" * 60, "line\n\n" * 60, "second", "line\n\n" * 60))
-    async with app.run_test(size=(100, 30)) as pilot:
-        chat = await ready(app)
+    async with running(app) as (pilot, chat):
         await pilot.press("tab", "g", "down")
         await drawn(app)
         place = chat.transcript.place()
@@ -129,8 +120,7 @@ async def test_the_place_of_the_view_comes_back(tmp_path):
 async def test_a_retry_that_fails_later_is_what_the_next_message_goes_on_from(tmp_path):
     """Its text stays, as a branch of its own, and nothing hangs below the answer that is not on the screen."""
     app = opened(tmp_path, Script(answer="abcdefgh", error_at=5))
-    async with app.run_test(size=(100, 40)) as pilot:
-        chat = await ready(app)
+    async with running(app, size=(100, 40)) as (pilot, chat):
         app.host.engine.script.error = PackIncomplete(BROKEN)
         chat._finish = chat._failure = None
         await pilot.press("ctrl+r")
@@ -146,8 +136,7 @@ async def test_a_retry_that_fails_later_is_what_the_next_message_goes_on_from(tm
 
 async def test_an_edit_that_could_not_be_stored_is_an_edit_again(tmp_path, monkeypatch):
     app = opened(tmp_path, Script())
-    async with app.run_test(size=(100, 40)) as pilot:
-        chat = await ready(app)
+    async with running(app, size=(100, 40)) as (pilot, chat):
         before, leaf = messages(chat), chat.leaf_id
         chat.begin_edit(chat.transcript.entries[2])
         chat.composer.reset("third question")
@@ -171,8 +160,7 @@ async def test_an_edit_that_could_not_be_stored_is_an_edit_again(tmp_path, monke
 
 async def test_an_answer_without_a_text_is_on_the_screen_as_it_is_stored(tmp_path):
     app = opened(tmp_path, Script(answer=""))
-    async with app.run_test(size=(100, 40)) as pilot:
-        chat = await ready(app)
+    async with running(app, size=(100, 40)) as (pilot, chat):
         await say(pilot, app, "next")
         assert app.store.message(chat.leaf_id).role == "assistant" and messages(chat)[-1][0] == chat.leaf_id
 
@@ -227,8 +215,7 @@ def test_in_lines_a_retry_that_fails_later_is_gone_on_from(tmp_path):
 
 async def test_one_hidden_message_is_one(tmp_path):
     app = opened(tmp_path, Script(), ("first", "an answer", "not answered"))
-    async with app.run_test(size=(100, 40), notifications=True) as pilot:
-        chat = await ready(app)
+    async with running(app, size=(100, 40), notifications=True) as (pilot, chat):
         said = lambda text: any(text in toast.message for toast in app._notifications)
         await pilot.press("tab", "g", "down", "r")
         await ended(chat)
@@ -237,3 +224,58 @@ async def test_one_hidden_message_is_one(tmp_path):
         await shows(app, "not answered")
         await pilot.press("g", "down", "right_square_bracket")
         await until(lambda: said("1 later message lives on branch 1/2; [ and ] return there."))
+
+
+LONG_TEXTS = ("first " * 70, "an answer " * 60, "second question", "its answer", "third question", "the last answer")
+
+
+@pytest.mark.parametrize("way", ["a selected answer", "a selected question", "an edit without a change"])
+@pytest.mark.parametrize("choice", ["drop", "raise", "edit", "none"])
+async def test_a_retry_that_does_not_fit_is_about_its_own_branch(tmp_path, way, choice):
+    """What the dialog offers is for the question that was to be answered again, not for the end of the conversation."""
+    store, key = stored(*LONG_TEXTS)
+    app = make_app(tmp_path, Script(), store=store, config="[engine]\ncontext = 1000\n")
+    app.begin = replace(app.begin, view=app.controller.open(key))
+    async with running(app, size=(100, 40)) as (pilot, chat):
+        before = messages(chat)
+        question = before[2][0]
+        await pilot.press("tab", "g", "down", "down")
+        await pilot.press(*{"a selected answer": ["down", "r"], "a selected question": ["r"]}.get(way, ["e", "enter"]))
+        await ended(chat)
+        shown = await shows(app, "The context is full.", "raise the context")
+        assert "copy without the 2 oldest messages" in shown and messages(chat) == before
+        chat._finish = chat._failure = None
+        if choice == "none":
+            await pilot.press("escape")
+            await until(lambda: app.screen is chat)
+            assert chat.composer.text == "" and chat.editing is None and messages(chat) == before
+            return
+        await pilot.press({"drop": "2", "raise": "3", "edit": "4"}[choice])
+        if choice == "edit":
+            await until(lambda: chat.composer.text == "second question")
+            assert chat.editing == question and messages(chat) == before
+            return
+        await ended(chat)
+        path = app.store.path_to(chat.leaf_id)
+        if choice == "drop":
+            assert chat.conversation.id != key and [m.text for m in path] == ["second question", HELLO]
+        else:
+            assert [m.text for m in path] == [*LONG_TEXTS[:3], HELLO] and path[2].id == question
+        assert [m.text for m in app.store.path_to(before[-1][0])] == list(LONG_TEXTS)
+
+
+async def test_going_on_where_it_does_not_fit_goes_on_in_a_larger_context(tmp_path):
+    store, key = stored(*LONG_TEXTS[:3])
+    writer = store.begin_answer(key, store.conversation(key).leaf_id, "fake", "f" * 64, {})
+    writer.update("cut off")
+    writer.finish("stopped", "cancelled")
+    app = make_app(tmp_path, Script(), store=store, config="[engine]\ncontext = 1000\n")
+    app.begin = replace(app.begin, view=app.controller.open(key))
+    async with running(app, size=(100, 40)) as (pilot, chat):
+        await pilot.press("tab", "e")
+        await ended(chat)
+        await shows(app, "raise the context")
+        chat._finish = chat._failure = None
+        await pilot.press("3")
+        await ended(chat)
+        assert app.store.message(chat.leaf_id).text == "cut off" + HELLO

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, drawn, ended, make_app, screen_text, shows, until
+from tests.ui.tui import drawn, ended, make_app, ready, running, screen_text, shows, until
 
 
 async def stopped_in_prefill(pilot, chat, text: str = "word " * 200) -> int:
@@ -28,9 +28,7 @@ def question_of(chat, text: str) -> str:
 
 async def test_the_status_line_says_what_was_read_before_the_stop(tmp_path):
     app = make_app(tmp_path, Script(prefill_s=0.05))
-    async with app.run_test(size=(100, 30)) as pilot:
-        chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching)
+    async with running(app) as (pilot, chat):
         read = await stopped_in_prefill(pilot, chat)
         assert 128 <= read < 800, "the prompt has a thousand tokens"
         await until(lambda: [int(shown.replace(",", "")) for shown in re.findall(r"cached 0 \+([\d,]+)", screen_text(app))] == [read])
@@ -39,9 +37,7 @@ async def test_the_status_line_says_what_was_read_before_the_stop(tmp_path):
 @pytest.mark.parametrize("where", ["new", "other"])
 async def test_the_notice_about_a_queue_stays_with_its_conversation(tmp_path, where):
     app = make_app(tmp_path, Script(answer="word " * 2000, delay_s=0.01))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching)
+    async with running(app, notifications=True) as (pilot, chat):
         other = app.store.new_conversation("the other one").id
         chat.composer.insert("question")
         await pilot.press("enter")
@@ -68,8 +64,7 @@ async def test_the_notice_about_a_queue_stays_with_its_conversation(tmp_path, wh
 
 async def streaming(pilot, app, text: str = "question"):
     """The chat while an answer streams."""
-    chat = chat_of(app)
-    await until(lambda: app.host.engine is not None and not chat.switching)
+    chat = await ready(app)
     chat.composer.insert(text)
     await pilot.press("enter")
     await until(lambda: chat._answer is not None and bool(chat._answer.text))
@@ -110,9 +105,7 @@ async def test_what_is_sent_behind_esc_goes_off_when_the_answer_has_stopped(tmp_
 
 async def test_what_is_sent_behind_esc_waits_where_the_stopped_message_comes_back(tmp_path):
     app = make_app(tmp_path, Script(prefill_s=0.2))
-    async with app.run_test(size=(100, 30)) as pilot:
-        chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching)
+    async with running(app) as (pilot, chat):
         chat.composer.insert("long " * 100)
         await pilot.press("enter")
         await until(lambda: chat.status.prefilled > 0)
@@ -152,9 +145,7 @@ async def test_the_label_says_esc_cancels_when_it_does(tmp_path, monkeypatch):
     """For a moment after a stop another Esc is taken for the one that stopped."""
     monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 3600.0)
     app = make_app(tmp_path, Script(prefill_s=0.05))
-    async with app.run_test(size=(100, 30)) as pilot:
-        chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching)
+    async with running(app) as (pilot, chat):
         await stopped_in_prefill(pilot, chat)
         assert "Esc cancels" not in await shows(app, "editing message 1 · Enter creates a branch")
         await pilot.press("escape")
@@ -172,9 +163,7 @@ async def test_a_message_left_without_an_answer_says_so_at_once(tmp_path, monkey
     """When its edit is cancelled, and when answering it is stopped before the first token; not while it is written again, nor once answered."""
     monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 0.01)
     app = make_app(tmp_path, Script(prefill_s=0.05))
-    async with app.run_test(size=(100, 30)) as pilot:
-        chat = chat_of(app)
-        await until(lambda: app.host.engine is not None and not chat.switching)
+    async with running(app) as (pilot, chat):
         await stopped_in_prefill(pilot, chat)
         assert "Not answered" not in await drawn(app)
         await pilot.press("escape")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,26 @@ def filled(monkeypatch) -> Callable:
         monkeypatch.setitem(db.DURABLE, "max_page_count", str(now + pages))
 
     return fill
+
+
+@pytest.fixture
+def nearly_full(tmp_path, filled) -> None:
+    """The database of `begun` exists and may grow by four pages."""
+    with Store.open(tmp_path / "data") as store:
+        store.new_conversation("there")
+    filled(tmp_path / "data" / "chat.db", 4)
+
+
+@asynccontextmanager
+async def begun(tmp_path, answer: str = "answer", **options):
+    """An application with a database, in which "first" was said; gives the pilot, the application and its chat screen. options: of Store.open."""
+    store = Store.open(tmp_path / "data", **options)
+    app = make_app(tmp_path, Script(answer=answer), store=store)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await say(pilot, app, "first")
+        yield pilot, app, chat_of(app)
+    app.store.close()
+    store.close()
 
 
 def words_on(app) -> str:
@@ -69,15 +90,8 @@ def test_what_a_full_disk_did_not_keep_is_not_offered(program, monkeypatch, word
     assert plain.run() == 0 and "disk is full" in plain.out.getvalue() and plain.controller.last_conversation_id is None
 
 
-async def test_a_full_disk_on_the_screen(tmp_path, filled):
-    with Store.open(tmp_path / "data") as store:
-        store.new_conversation("there")
-    filled(tmp_path / "data" / "chat.db", 4)
-    store = Store.open(tmp_path / "data")
-    app = make_app(tmp_path, Script(answer="short"), store=store)
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await say(pilot, app, "first")
+async def test_a_full_disk_on_the_screen(tmp_path, nearly_full):
+    async with begun(tmp_path, "short") as (pilot, app, chat):
         app.host.engine.script.answer, app.host.engine.script.delay_s = LONG, 0.0002
         chat.composer.insert("second")
         chat.composer.submit()
@@ -101,20 +115,15 @@ async def test_a_full_disk_on_the_screen(tmp_path, filled):
         db.DURABLE.pop("max_page_count")
         chat.action_save_again()
         await until(lambda: app.store.path is not None and chat.conversation is not None)
-        assert [m.text for m in app.store.path_to(chat.leaf_id)][-3:] == [LONG, "queued meanwhile", "in memory"]
-        app.store.close()
-    store.close()
+        await until(lambda: chat.leaf_id is not None and app.store.message(chat.leaf_id).text == "in memory")
+        # In the conversation that it came from, once.
+        assert {row.title for row in app.store.list_conversations()} == {"there", "first"} and len(app.store.list_conversations()) == 2
+        assert [m.text for m in app.store.tree(chat.conversation.id)] == ["first", "short", "second", LONG, "queued meanwhile", "in memory"]
+        assert app.store.queued(chat.conversation.id) == []
 
 
-async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, filled):
-    with Store.open(tmp_path / "data") as store:
-        store.new_conversation("there")
-    filled(tmp_path / "data" / "chat.db", 4)
-    store = Store.open(tmp_path / "data")
-    app = make_app(tmp_path, Script(answer="short"), store=store)
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await say(pilot, app, "first")
+async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, nearly_full):
+    async with begun(tmp_path, "short") as (pilot, app, chat):
         script, reached, stopped = app.host.engine.script, threading.Event(), threading.Event()
         # Stopped at this length exactly: more than the file has room for, less than the copy in memory may take.
         script.answer, script.each = LONG, lambda number: number == 3000 and (reached.set(), stopped.wait(60))
@@ -132,8 +141,6 @@ async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, filled):
         chat.action_save_again()
         await until(lambda: app.store.path is not None and chat.conversation is not None)
         await shows(app, "stopped by you")
-        app.store.close()
-    store.close()
 
 
 async def locked(tmp_path, app, pilot) -> sqlite3.Connection:
@@ -146,11 +153,7 @@ async def locked(tmp_path, app, pilot) -> sqlite3.Connection:
 
 
 async def test_a_locked_database_on_the_screen(tmp_path):
-    store = Store.open(tmp_path / "data", busy_s=0.2)
-    app = make_app(tmp_path, Script(answer="answer"), store=store)
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await say(pilot, app, "first")
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
         other = await locked(tmp_path, app, pilot)
         await until(lambda: "locked by another process" in words_on(app) and chat.composer.text == "second")
         chat._finish = chat._failure = None
@@ -159,20 +162,21 @@ async def test_a_locked_database_on_the_screen(tmp_path):
         other.execute("ROLLBACK")
         other.close()
         assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "answer", "second", "answer"]
+        key = chat.conversation.id
+        chat.composer.insert("half typed")
         chat.action_save_again()
         await until(lambda: app.store.path is not None and chat.conversation is not None)
-        assert [m.text for m in app.store.path_to(chat.leaf_id)][-1] == "answer"
-        app.store.close()
-    store.close()
+        assert [(row.id, row.messages) for row in app.store.list_conversations()] == [(key, 4)]
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "answer", "second", "answer"]
+        await until(lambda: getattr(app.store.draft(key), "text", "") == "half typed")
+        assert chat.composer.text == "half typed" and app.store.draft(None) is None
+        await say(pilot, app, "")
+        assert [m.text for m in app.store.tree(key)] == ["first", "answer", "second", "answer", "half typed", "answer"]
 
 
 @pytest.mark.parametrize("how", ["unasked", "in the dialog"])
 async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_lost(tmp_path, how):
-    store = Store.open(tmp_path / "data", busy_s=0.2)
-    app = make_app(tmp_path, Script(answer="answer"), store=store)
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        chat = chat_of(app)
-        await say(pilot, app, "first")
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
         other = await locked(tmp_path, app, pilot)
         await until(lambda: chat.composer.text == "second")
         chat._finish = chat._failure = None
@@ -195,7 +199,28 @@ async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_los
         await until(lambda: app.leaving)
     with Store.open(tmp_path / "data", readonly=True) as disk:
         assert [m.text for m in disk.path_to(disk.last_conversation().leaf_id)] == ["first", "answer", "second", "answer"]
-    store.close()
+
+
+async def test_quitting_saves_what_was_left_in_memory_for_a_new_conversation(tmp_path):
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
+        other = await locked(tmp_path, app, pilot)
+        key = chat.conversation.id
+        await say(pilot, app, "")
+        await pilot.press("ctrl+n")
+        await until(lambda: chat.conversation is None)
+        await pilot.press("ctrl+q")
+        await shows(app, "This conversation is not saved")
+        await pilot.press("escape")
+        await until(lambda: app.screen is chat)
+        await say(pilot, app, "another one")
+        await pilot.press("ctrl+n")
+        other.execute("ROLLBACK")
+        other.close()
+        await pilot.press("ctrl+q")
+        await until(lambda: app.leaving)
+    with Store.open(tmp_path / "data", readonly=True) as disk:
+        assert [m.text for m in disk.tree(key)] == ["first", "answer", "second", "answer"]
+        assert sorted(row.title for row in disk.list_conversations()) == ["another one", "first"]
 
 
 def test_a_locked_database_in_scripted_mode(program, monkeypatch):

@@ -355,7 +355,7 @@ async def test_a_store_that_refuses_leads_to_memory_and_back(tmp_path):
         await until(lambda: app.store.path is not None and chat.conversation is not None)
         await until(lambda: "not saved" not in screen_text(app).splitlines()[0])
         assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "kept", "second", "kept"]
-        app.store.close()
+    app.store.close()
     store.close()
 
 

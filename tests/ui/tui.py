@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def stored(*texts: str) -> tuple[Store, str]:
 
 def chat_of(app: ChatApp) -> ChatScreen:
     return next(screen for screen in app.screen_stack if isinstance(screen, ChatScreen))
+
+
+async def ready(app: ChatApp) -> ChatScreen:
+    """The chat screen once the start is over and the build is loaded."""
+    chat = chat_of(app)
+    await until(lambda: app.host.engine is not None and not chat.switching and not chat.starting)
+    return chat
+
+
+@asynccontextmanager
+async def running(app: ChatApp, **options: Any) -> AsyncIterator[tuple[textual.pilot.Pilot, ChatScreen]]:
+    """Runs an application on a screen of 100 by 30; gives the pilot and the chat screen when it is ready. options: of Textual's `run_test`."""
+    async with app.run_test(**{"size": (100, 30)} | options) as pilot:
+        yield pilot, await ready(app)
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:

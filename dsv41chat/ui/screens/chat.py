@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,14 @@ class Opened:
     draft: Any
     queue: list
     build: str
+
+
+def _figures(messages: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
+    """(the usage of the newest answer that has one, or nothing; the texts behind it)."""
+    known = next((n for n in reversed(range(len(messages))) if messages[n].role == "assistant" and messages[n].usage), None)
+    if known is None:
+        return {}, [message.text for message in messages]
+    return messages[known].usage, [message.text for message in messages[known + 1 :]]
 
 
 class ChatScreen(
@@ -223,14 +232,35 @@ class ChatScreen(
         for line in self._waiting(True, self.queue):
             self.transcript.append(line)
 
-    def _status_of(self, messages: Any) -> None:
+    def _status_of(self, messages: Sequence[Any]) -> None:
         """The context figures of the newest answer, until a turn brings its own."""
-        usage = next((item.usage for item in reversed(messages) if item.role == "assistant" and item.usage), None) or {}
+        usage = _figures(messages)[0]
         self.status.context_used = usage.get("context_used", 0)
         self.status.context_limit = usage.get("context_limit", self.status.context_limit)
         self.status.cached = None
         self.status.phase = "idle"
         self.show_status()
+        self.count_context()
+
+    def count_context(self) -> None:
+        """Has counted what stands behind the newest answer with figures: its turn was killed, or failed, or has not begun."""
+        usage, texts = _figures([entry.message for entry in self.transcript.entries if entry.message is not None])
+        if not texts or self.app.host.engine is None or self.pump.running:
+            return
+        if not usage:
+            texts.append(self.conversation.settings.get("system") or "")
+        self.spawn(self._count_context(usage.get("context_used", 0), texts), "count")
+
+    async def _count_context(self, known: int, texts: list[str]) -> None:
+        leaf = self.leaf_id
+        over = lambda: self.leaf_id != leaf or self.pump.running
+        try:
+            tokens = await asyncio.to_thread(lambda: sum(self.app.count_tokens(text, over) for text in texts))
+        except EngineError:
+            return
+        if not over():
+            self.status.context_used = known + tokens
+            self.show_status()
 
     def save_view(self) -> None:
         """Stores scroll position, folds and marks of the conversation on screen."""
@@ -466,7 +496,11 @@ class ChatScreen(
         from dsv41chat.ui.screens.conversations import ConversationsScreen
 
         current = self.conversation.id if self.conversation else None
-        self.app.push_screen(ConversationsScreen(self.app.store, current, cached=self.app.cached_states), self._list_closed)
+        self.app.push_screen(ConversationsScreen(self.app.store, current, self._renamed_in_list, cached=self.app.cached_states), self._list_closed)
+
+    def _renamed_in_list(self, conversation_id: str) -> None:
+        if self.conversation is not None and self.conversation.id == conversation_id:
+            self.refresh_conversation()
 
     def _list_closed(self, result: tuple[str, ...] | None) -> None:
         if result is None:

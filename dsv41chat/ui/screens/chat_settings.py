@@ -427,6 +427,7 @@ class SettingsActions:
         self._header_build = view.name if view is not None else name
         if self.app.host.engine is not None:
             self.status.context_limit = self.app.host.engine.context_limit
+            self.count_context()
             self.prepare()
         self.show_header()
         if not quiet:

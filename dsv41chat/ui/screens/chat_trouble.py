@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from typing import Any
 
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import Store, StoreError
+from dsv41chat.store.records import MESSAGE_DIGITS, Message, new_id
 from dsv41chat.ui.present import update_entry
 from dsv41chat.ui.render.entry import USER, Entry
 from dsv41chat.ui.screens.dialogs import AskScreen
-from dsv41chat.ui.turn_events import TurnRequest
+from dsv41chat.ui.turn_events import Failed, TurnRequest
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +28,10 @@ class TroubleActions:
 
     # The store refuses --------------------------------------------------------------------------------------------------
 
-    def continue_in_memory(self, reason: str, state: str) -> None:
-        """From now on the conversation on screen lives in memory only; the header says so and export is offered.
-
-        state: how the answer ended that could not be stored.
-        """
-        app, finish = self.app, "cancelled" if state == "stopped" else state
+    def continue_in_memory(self, failure: Failed) -> None:
+        """From now on the conversation on screen lives in memory only; the header says so and export is offered."""
+        app, reason = self.app, failure.message
+        state, finish = failure.state, "cancelled" if failure.state == "stopped" else failure.state
         if app.store.path is None:
             return
         log.error("the store refused, going on in memory: %s", reason)
@@ -47,14 +47,19 @@ class TroubleActions:
         messages = [entry.message for entry in shown if entry.message is not None]
         conversation = None
         if messages:
-            first = replace(messages[0], parent_id=None)
-            settings = self.conversation.settings if self.conversation else {}
-            conversation = memory.add_tree([first, *messages[1:]], title=self.conversation.title, settings=settings, keep_ids=True)
             last = shown[-1]
             if last.message is None and last.role != USER and (last.text or last.thinking):
-                writer = memory.begin_answer(conversation.id, messages[-1].id, last.label, "", {})
-                writer.update(last.text, last.thinking)
-                update_entry(last, writer.finish(state=state, finish=finish, text=last.text, thinking=last.thinking))
+                # Under the id of the row that has a part of it, so that it can go back there.
+                answer = Message(
+                    failure.answer_id or new_id(MESSAGE_DIGITS), messages[-1].conversation_id, messages[-1].id, "assistant", last.text,
+                    last.thinking, state, finish, last.label, created=time.time(),
+                )  # fmt: skip
+                messages.append(answer)
+                update_entry(last, answer)
+            first = replace(messages[0], parent_id=None)
+            own = self.conversation
+            settings = own.settings if own else {}
+            conversation = memory.add_tree([first, *messages[1:]], title=own.title, settings=settings, keep_ids=True, wish=own.id)
         self._copy_builds(memory)
         app.use_store(memory, reason)
         self.conversation = conversation
@@ -93,52 +98,64 @@ class TroubleActions:
             return
         self.tell("Saved.")
         if made is not None:
-            self.conversation = None
             self._open_soon(made)
+        # What is being written was kept in memory as well.
+        self._newest_draft = self._stored_draft = None
+        self.save_draft()
         self.show_header()
 
     def bring_to_disk(self) -> str | None:
-        """Opens the database again and brings the conversation on screen there; its id there, None without one. Raises StoreError."""
+        """Opens the database again and brings there what was written in memory; the id there of the conversation on screen, None without one.
+
+        Raises StoreError.
+        """
         app, made = self.app, None
         disk = Store.open(app.settings.paths.data, busy_s=1.0)
         try:
+            app.replace_disk(disk)
             if self.conversation is not None:
-                tree = app.store.tree(self.conversation.id)
-                made = disk.add_tree(tree, title=self.conversation.title, settings=self.conversation.settings, leaf_id=self.leaf_id).id
-                for item in app.store.queued(self.conversation.id):
-                    disk.queue_push(made, item.text)
-                disk.lock(made)
+                app.store.set_leaf(self.conversation.id, self.leaf_id)
+            taken = disk.take_in(app.store)
+            if self.conversation is not None:
+                made = taken[self.conversation.id]
+                if made != self.conversation.id:
+                    # A copy has messages of its own: the one that is being edited is none of them.
+                    self.end_edit()
+                self.conversation = disk.conversation(made)
         except StoreError:
             disk.close()
             raise
+        app.controller.last_conversation_id = made or taken.get(app.controller.last_conversation_id)
         app.use_store(disk, "")
         return made
 
     def saved_at_last(self) -> bool:
         """Before leaving: what went on in memory because the disk refused is tried once more. False if it would be lost."""
-        if self.app.unsaved in ("", "memory") or self.conversation is None:
+        if self.app.unsaved in ("", "memory") or not self.app.store.written():
             return True
         if self.pump.running:
             return False
         try:
-            made = self.bring_to_disk()
+            self.bring_to_disk()
         except StoreError as error:
             log.error("not saved when leaving: %s", error)
             return False
-        if made is not None:
-            self.conversation = self.app.store.conversation(made)
         return True
 
     # The context is full ------------------------------------------------------------------------------------------------
 
-    async def ask_context(self) -> None:
-        """The prompt does not fit: what the user can do, each with what it costs."""
+    async def ask_context(self, path: list[Any]) -> None:
+        """The prompt does not fit: what the user can do, each with what it costs.
+
+        path: the messages that were to be answered. After a retry farther up the screen shows others behind them again.
+        """
         engine = self.app.host.engine
         if engine is not None:
             # The turn failed before it could say so itself.
             self.status.context_limit = engine.context_limit
             self.show_status()
-        last = self._last(USER)
+        question = next((message for message in reversed(path) if message.role == USER), None)
+        last = self._entry(question.id) if question is not None else None
         leaf = self.leaf_id
 
         def over() -> bool:
@@ -158,7 +175,6 @@ class TroubleActions:
             if own >= self.status.context_limit > 0:
                 self._ask_message(last, own)
                 return
-        path = [entry.message for entry in self.transcript.entries if entry.message is not None]
         kept = self._suffix(path)
         choices = [("new", "start a new conversation with a summary that you write")]
         if kept is not None and len(kept) < len(path):
@@ -179,15 +195,22 @@ class TroubleActions:
         question = f"This message alone has {own:,} tokens; the context holds {limit:,}.\nIt is saved; a new conversation would not help."
         self.app.push_screen(AskScreen(question, choices), lambda answer: self._context_chosen(answer, None, entry))
 
-    def _take_back(self, entry: Entry | None) -> None:
+    def _entry(self, message_id: str) -> Entry | None:
+        return next((entry for entry in self.transcript.entries if entry.key == message_id), None)
+
+    def _take_back(self, entry: Entry | None, asked: bool) -> None:
         """A message that cannot be answered leaves the path, which every later message would share with it, and its text returns to where
-        it was written. The row stays, as a branch; what is sent next stands beside it."""
+        it was written. The row stays, as a branch; what is sent next stands beside it.
+
+        asked: the user chose so. One that was answered once, in a larger context, only then returns, as an edit.
+        """
         index = None if entry is None else self.transcript.index_of(entry)
         if index is None or entry.message is None or self.conversation is None or self.pump.running:
             return
         try:
             if self.app.store.children(entry.message.id):
-                # It was answered once, in a larger context.
+                if asked:
+                    self.begin_edit(entry)
                 return
             self.app.store.set_leaf(self.conversation.id, entry.message.parent_id)
         except StoreError as error:
@@ -232,9 +255,13 @@ class TroubleActions:
         elif answer == "raise":
             self.app.apply_settings(replace(self.app.settings, engine=replace(self.app.settings.engine, context=self._most_context())))
             self.app.host.unload()
-            self.action_regenerate()
+            cut = self._entry(self._continued) if self._continued is not None else None
+            if cut is not None:
+                self._continue(cut)
+            else:
+                self._regenerate(last)
         else:
-            self._take_back(last)
+            self._take_back(last, answer == "edit")
 
     def _drop_oldest(self, kept: list[Any]) -> None:
         try:

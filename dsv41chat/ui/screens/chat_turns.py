@@ -39,6 +39,7 @@ class TurnActions:
         self._answer: Entry | None = None
         self._sent = ""
         self._sent_queue_id: int | None = None
+        self._continued: str | None = None  # the answer that the newest turn goes on with
         self._failure: Failed | None = None
         self.failure_line: Entry | None = None  # the newest
         self._finish: Finished | None = None
@@ -84,6 +85,7 @@ class TurnActions:
         """Starts a turn. shown: the user's text, put on the screen before it is stored."""
         self._sent = shown or ""
         self._sent_queue_id = request.queue_id
+        self._continued = request.continue_from
         self._failure = self._finish = None
         self._sent_after = False
         self._pending = self._answer = None
@@ -194,6 +196,7 @@ class TurnActions:
 
     def turn_ended(self) -> None:
         """The turn's thread has ended; its events have all been shown."""
+        asked = [entry.message for entry in self.transcript.entries if entry.message is not None]  # what the turn was about
         answer, failure, finish = self._answer, self._failure, self._finish
         self.status.running = self.status.stopping = False
         if answer is not None and failure is not None and failure.answer is not None:
@@ -214,7 +217,7 @@ class TurnActions:
         stopped = finish is not None and finish.finish == "cancelled"
         normal = finish is not None and not stopped
         if failure is not None:
-            self._show_failure(failure, taken)
+            self._show_failure(failure, taken, asked)
         elif stopped and finish.message is None:
             self._give_back()
             # What was sent behind it waits: whether it goes off before the message that is being written again is the user's to say.
@@ -235,7 +238,7 @@ class TurnActions:
         elif self.queue:
             self.tell_queue()
 
-    def _show_failure(self, failure: Failed, taken: Taken | None) -> None:
+    def _show_failure(self, failure: Failed, taken: Taken | None, asked: list[Any]) -> None:
         full = failure.code == "context_full"
         # Its remedy on the command line is no remedy here: the dialog offers those of the screen.
         hint = "" if full else failure.hint
@@ -253,12 +256,12 @@ class TurnActions:
         elif full or taken is None or taken.retried:
             text += "\nThe message is saved." if full else "\nctrl+R tries again."
         if failure.code == "store":
-            self.continue_in_memory(failure.message, failure.state)
+            self.continue_in_memory(failure)
             return
         self.failure_line = notice(text, error=True)
         self.transcript.append(self.failure_line)
         if full:
-            self.spawn(self.ask_context(), "context")
+            self.spawn(self.ask_context(asked), "context")
 
     def _give_back(self) -> None:
         """No token came: the prompt returns to the composer, before what was typed since; sent again changed, it becomes a sibling."""

@@ -49,7 +49,7 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
     """Returns ("open", id), ("message", id, message id, query), ("new", ""), ("export", id) or None.
 
     A filter shows the newest places in the text under each conversation; choosing one opens its message. cached: bytes of stored
-    states per conversation, for this build.
+    states per conversation, for this build. renamed: told of each conversation with another title.
     """
 
     BINDINGS = [
@@ -62,9 +62,10 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
         "b": "by_build",
     }  # fmt: skip
 
-    def __init__(self, store: Store, current: str | None = None, query: str = "", cached: Callable[[], dict[str, int]] = dict):
+    def __init__(self, store: Store, current: str | None, renamed: Callable[[str], None], *, cached: Callable[[], dict[str, int]]):
         super().__init__()
-        self._store, self._current, self._query, self._read_cached = store, current, query, cached
+        self._store, self._current, self._tell_renamed, self._read_cached = store, current, renamed, cached
+        self._query = ""
         self._cached: dict[str, int] = {}
         self._rows: list[Any] = []
         self._hits: dict[str, list[SearchHit]] = {}
@@ -264,8 +265,8 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
             self.app.push_screen(LineScreen("New title (empty: from the first message)", row.title), lambda title: self._renamed(row.id, title))
 
     def _renamed(self, conversation_id: str, title: str | None) -> None:
-        if title is not None:
-            self._try(self._store.rename, conversation_id, title)
+        if title is not None and self._try(self._store.rename, conversation_id, title):
+            self._tell_renamed(conversation_id)
 
     def _delete(self) -> None:
         if row := self._row_of(self._highlighted()):
