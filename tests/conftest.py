@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import dsv41chat  # noqa: F401 - before numpy
+import dsv41chat.engine  # noqa: F401 - before numpy, whose library reads then what to compute with
 import tests.offline.sitecustomize  # noqa: F401 - from here on this process has no network
 
 # As many workers as processors share these: threads of a BLAS that spin while they wait would take them from one another.

@@ -8,9 +8,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from dsv41chat.engine import openblas
+
 # MLX reads this once, at its first product: by default it rounds float32 inputs to 10 bits on tensor cores, which moves the logits of
 # a float32 model by more than 1. The router, the mixes, the index scores and the head are float32 because the release computes them so.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+if name := openblas.better():
+    os.environ.setdefault(openblas.VARIABLE, name)
 
 if TYPE_CHECKING:
     from dsv41chat.engine.convert.bank import plan_bank, write_bank

@@ -3,19 +3,18 @@
 Whole operations are taken over, and numpy arrays pass between them: evaluating one MLX primitive costs more than a numpy call on few
 rows, and every product in the middle of a graph would cut it. Everything is computed in float32. A row's bits do
 not depend on its call where the library computes the rows of a product alike for any number of them from two on, which the install check
-looks at; a single row is therefore multiplied as two. `dsv41chat.openblas` has OpenBLAS take such kernels.
+looks at; a single row is therefore multiplied as two. `engine.openblas` has OpenBLAS take such kernels.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from dsv41chat import openblas
+from dsv41chat.engine import openblas
 from dsv41chat.engine.kernels.blas import attention, dense, experts, streams
 from dsv41chat.engine.kernels.routes import Route
 
@@ -41,10 +40,10 @@ def _library() -> str:
 
 
 def _identity() -> str:
-    """Kernels are chosen by processor or by name, so its instruction sets and that name belong to what a result depends on."""
+    """Kernels are chosen by processor or by name, so its instruction sets and their name belong to what a result depends on."""
     features = getattr(np._core._multiarray_umath, "__cpu_features__", {})
     names = sorted(name for name, there in features.items() if there)
-    return f"numpy {np.__version__} {_library()} {os.environ.get(openblas.CORE, '')} {' '.join(names)}"
+    return f"numpy {np.__version__} {_library()} {openblas.core()} {' '.join(names)}"
 
 
 def _suits(trunk: Any) -> str | None:
