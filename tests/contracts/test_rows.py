@@ -59,7 +59,14 @@ def singles(n: int, large: bool) -> list[int]:
     return [*range(9 if large else 37), *range(n - (16 if large else 30), n + 1)]
 
 
-@pytest.mark.parametrize("cuts", [singles, lambda n, large: pieces(n, 7), lambda n, large: pieces(n, 128)], ids=["1", "7", "128"])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        pytest.param(singles, id="1"),
+        pytest.param(lambda n, large: pieces(n, 7), id="7"),
+        pytest.param(lambda n, large: pieces(n, 128), id="128", marks=pytest.mark.slow),
+    ],
+)
 def test_pieces_equal_one_shot(case, cuts):
     t, ids, want, lane = case
     target = Target(t)

@@ -19,7 +19,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", ["launch-bound", "streamed", *(pytest.param(m, marks=pytest.mark.slow) for m in ("mtp-like", "linear", "fixed"))])
 def test_speeds_and_the_worst_case_of_long_answers(machine: str):
     for kind, want in zip(TEXTS, TABLE[machine]):
         # By itself a mean of 24 seeds has a standard error of up to 0.012; texts that are nearly always alike (in their guesses) need fewer.

@@ -64,6 +64,10 @@ def trunk(request, tmp_path_factory):
     return put(small(request.param, tmp_path_factory.mktemp("v4")))
 
 
+# What becomes of lanes is the same code for both families; the steps of V4.1 take four times as long here.
+of_lanes = pytest.mark.parametrize("trunk", [pytest.param("v41", marks=pytest.mark.slow), "v4"], indirect=True)
+
+
 def feed(trunk, ids, cuts, recorded: bool = True, taps: bool = False) -> tuple[np.ndarray, Target, list]:
     """Logits after the prompt, which is as long as the first cut."""
     kept, out, found = trunk.routes.replay, [], []
@@ -119,6 +123,7 @@ def test_windows_have_the_bits_of_single_rows(trunk):
         at += 1
 
 
+@of_lanes
 def test_lanes_and_prompts_in_turn(trunk):
     """Two conversations in turn, a prompt in between, a return to a mark: buffers that MLX has written are found again."""
     ids = list(tokens(96, 60))
@@ -165,6 +170,7 @@ def test_lanes_and_prompts_in_turn(trunk):
     np.testing.assert_array_equal(np.array(a.rows(long).logits), built)
 
 
+@of_lanes
 def test_a_lane_takes_over_what_another_left(trunk, monkeypatch):
     """No step is recorded again for the next conversation, which has its own rows all the same; two that live share nothing."""
     replay, cuts = trunk.routes.replay, [PROMPT, PROMPT + 1, PROMPT + 2, PROMPT + 5]
@@ -223,6 +229,7 @@ def test_what_is_left_is_bounded():
     assert early.take(lambda value: True) is None, "left once"
 
 
+@of_lanes
 def test_rows_after_a_second_prompt(trunk):
     """What a prompt wrote is there for the steps that were recorded before it."""
     ids, cuts = list(tokens(96, 60)), [PROMPT, PROMPT + 1, PROMPT + 2, 2 * PROMPT + 2, 2 * PROMPT + 3, 2 * PROMPT + 4]
@@ -232,6 +239,7 @@ def test_rows_after_a_second_prompt(trunk):
     assert state(target) == state(built)
 
 
+@of_lanes
 def test_a_lane_that_outgrows_its_memory_does_not_share_it_with_the_next(trunk):
     """Its rings stay where they are when its pools grow; a new lane takes what was recorded for the first one's sizes."""
     ids = list(tokens(96, 60))
@@ -250,6 +258,7 @@ def test_a_lane_that_outgrows_its_memory_does_not_share_it_with_the_next(trunk):
         first.commit(trial, 1)
 
 
+@of_lanes
 def test_nothing_of_the_timeline_before_is_seen(trunk):
     """Whatever it left, finite or not: a reset lane goes on in the memory that its steps were recorded for."""
     ids, cuts = list(tokens(96, 60)), [0, 1, 4, 4 + PROMPT, 25, 26]
@@ -332,6 +341,7 @@ def test_a_step_after_a_prompt_finds_all_ready(trunk, monkeypatch):
     assert len(moved) == 1
 
 
+@of_lanes
 def test_numbers_of_another_position_are_not_taken(trunk):
     """A row that is taken back, and one that another number of rows follows."""
     ids = list(tokens(96, 40))
@@ -349,6 +359,7 @@ def test_numbers_of_another_position_are_not_taken(trunk):
     np.testing.assert_array_equal(row(target, ids), alone[3])
 
 
+@of_lanes
 def test_a_prompt_that_fails_leaves_a_lane(trunk, monkeypatch):
     """While it is built: the lane is as it was. While the device computes: the lane is empty. Steps are right afterwards."""
     ids, count = list(tokens(96, 40)), 3 * PROMPT
@@ -396,6 +407,7 @@ def test_a_wrong_text_between_the_kernels_is_refused(tmp_path, monkeypatch):
         assert trunk.routes.replay is None and "cuda for matrix" in trunk.routes.built, trunk.routes.built
 
 
+@of_lanes
 def test_a_row_that_cannot_be_read_leaves_the_lane_as_it_was(trunk):
     """The first part of the step has run by then."""
     if trunk.config.family == "v4":
