@@ -1,11 +1,12 @@
 """Cuts a growing text into finished blocks and a live tail, so that drawing costs depend on the tail only.
 
-The cuts are a function of the text alone: however the text arrives, the same blocks come out (tests/ui/test_splitter.py).
+The cuts are a function of the text alone: however the text arrives, the same blocks come out (tests/ui/test_render.py).
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from dsv41chat.ui.sanitize import visible
@@ -61,25 +62,13 @@ def _indent_of(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-class Splitter:
-    """feed() text as it comes, finish() once; `blocks` only grows, `tail` is what is not finished."""
+class _Lines(ABC):
+    """feed() text as it comes, finish() once; `blocks` only grows. What becomes of the lines is the subclass's: `_line` takes each whole one."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
-        self._partial = ""
         self._lines: list[str] = []
-        self._chars = 0
-        self._blank = False
-        self._tight = False
-        self._items = 0
-        self._item_number: int | None = None
-        self._start: int | None = None
-        self._table: list[str] = []
-        self._drawn_tail: list[Block] = []
-        self._fence: tuple[str, int, int, str] | None = None
-        self._head = True
-        self._code_count = 0
-        self._dedent = 0
+        self._partial = ""
         self._held = ""
         self._finished = False
 
@@ -112,6 +101,42 @@ class Splitter:
         if self._partial:
             self._line(self._partial)
             self._partial = ""
+        self._end()
+
+    def _long_line(self, line: str) -> None:
+        while len(line) > LINE_CHARS:
+            self._line(line[:LINE_CHARS])
+            line = line[LINE_CHARS:]
+        self._line(line)
+
+    @abstractmethod
+    def _line(self, line: str) -> None:
+        """Takes the next line, of at most LINE_CHARS."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Makes the last block of what is left."""
+
+
+class Splitter(_Lines):
+    """Markdown. `tail` is what is not finished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chars = 0
+        self._blank = False
+        self._tight = False
+        self._items = 0
+        self._item_number: int | None = None
+        self._start: int | None = None
+        self._table: list[str] = []
+        self._drawn_tail: list[Block] = []
+        self._fence: tuple[str, int, int, str] | None = None
+        self._head = True
+        self._code_count = 0
+        self._dedent = 0
+
+    def _end(self) -> None:
         if self._fence:
             self._flush_code(foot=True)
             self._fence = None
@@ -148,12 +173,6 @@ class Splitter:
 
     def _tail_piece(self, lines: list[str], start: int) -> Block:
         return Block("plain", "\n".join(lines), indent=self._dedent, tight=self._tight or start > 0)
-
-    def _long_line(self, line: str) -> None:
-        while len(line) > LINE_CHARS:
-            self._line(line[:LINE_CHARS])
-            line = line[LINE_CHARS:]
-        self._line(line)
 
     @staticmethod
     def _cut_indent(line: str, indent: int) -> str:
@@ -239,7 +258,6 @@ class Splitter:
         self._blank = False
         self._item_number = self._start = None
 
-
     def _pieces(self, lines: list[str]) -> list[Block]:
         """A long table as pieces that are drawn one by one, when they come into view; empty for anything else."""
         if len(lines) < 2 + 2 * TABLE_PIECE or len(self._table) != len(lines) or not _DELIMITER.match(lines[1]):
@@ -255,44 +273,10 @@ class Splitter:
         ]
 
 
-class PlainSplitter:
-    """The same interface for text that is shown as it is (user messages, thinking): pieces of a fixed number of lines."""
+class PlainSplitter(_Lines):
+    """Text that is shown as it is (user messages, thinking): pieces of a fixed number of lines."""
 
-    def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        self._lines: list[str] = []
-        self._partial = ""
-        self._held = ""
-        self._finished = False
-
-    def feed(self, text: str) -> None:
-        text = self._held + text
-        self._held = ""
-        if text.endswith("\r"):
-            text, self._held = text[:-1], "\r"
-        if "\t" in text:
-            text = text.replace("\t", "    ")
-        *complete, rest = (self._partial + visible(text)).split("\n")
-        for line in complete:
-            while len(line) > LINE_CHARS:
-                self._line(line[:LINE_CHARS])
-                line = line[LINE_CHARS:]
-            self._line(line)
-        while len(rest) > LINE_CHARS:
-            self._line(rest[:LINE_CHARS])
-            rest = rest[LINE_CHARS:]
-        self._partial = rest
-
-    def finish(self) -> None:
-        if self._finished:
-            return
-        self._finished = True
-        if self._held:
-            self._partial += visible(self._held)
-            self._held = ""
-        if self._partial:
-            self._line(self._partial)
-            self._partial = ""
+    def _end(self) -> None:
         while self._lines and not self._lines[-1].strip():
             self._lines.pop()
         if self._lines:
