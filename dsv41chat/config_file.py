@@ -58,6 +58,11 @@ def set_config(path: Path, name: str, text: str) -> Any:
             value = parse_text(KEYS[name], text)
         except ValueError as error:
             raise ConfigError(f"{name} must be {error}, not {text!r}.", hint="dsv41chat config show") from None
+    if name == "ui.theme":
+        # Which themes there are depends on Textual, so no table of settings can list them.
+        from dsv41chat.ui.themes import check
+
+        check(text)
     old = _read(path)
     rest = _without(old, section, field)
     new = _replace(old, section, field, toml(value))

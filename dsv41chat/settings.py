@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 APP = "dsv41chat"
 PREFIX = "DSV41CHAT_"
 EFFORTS = ("off", "low", "high", "max")
+# `engine.kernels.routes.names()`, which cannot be asked where no back end is installed.
+ROUTES = ("auto", "stock", "blas", "metal", "cuda", "compiled")
 
 
 class ConfigError(Exception):
@@ -114,7 +116,7 @@ _TABLE = (
     _key("engine.cache_quant", True, "round cache and index rows as the V4.1 release does"),
     _key("engine.linear_input_fp8", False, "V4.1: round the inputs of linear layers as the release does"),
     _key("engine.qat_sim", False, "V4: round as its release does"),
-    _key("engine.routes", "auto", "what computes: auto, stock (MLX's own operations alone) or the name of a route, see doctor routes"),
+    _key("engine.routes", "auto", "what computes; stock: MLX's own operations alone; see doctor routes", choices=ROUTES),
     _key("engine.memory_margin", "auto", "memory kept free beside a build", "size", auto=True),
     _key("engram.scales", "auto", "the tables' scales: copied into memory or mapped", choices=("auto", "resident", "mapped")),
     _key("engram.access", "auto", "how table files are read; pread also survives a file that is cut", choices=("auto", "mmap", "pread")),
@@ -242,6 +244,10 @@ class Settings:
         except (OSError, UnicodeDecodeError):
             text = ""
         return _of(self.paths.config, _at(text, KEYS[name].section, KEYS[name].field)).rstrip(": ")
+
+    def remedy(self, name: str) -> str:
+        """The command that takes a value which cannot be used away from where it was written."""
+        return f"unset {KEYS[name].variable}" if self.origin(name) == "env" else unset_words(self.paths.config, name)
 
     def turn_options(self, conversation: Any = None, build: BuildView | None = None) -> TurnOptions:
         """The options of a turn, from all six layers.
@@ -423,9 +429,14 @@ def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
     """(values by key, keymap, warnings) of a config file's text. Raises ConfigError with every wrong key and its line."""
     values, keymap, problems = scan_config(text, path)
     if wrong := [problem.name for problem in problems if problem.fatal]:
-        words = f"{APP} config unset {wrong[0]}" + ("" if path == config_path() else f" --config {shlex.quote(str(path))}")
+        words = unset_words(path, wrong[0])
         raise ConfigError(f"{_of(path, '; '.join(problem.text for problem in problems))}.", hint=words if "." in wrong[0] else f"an editor on {path}")
     return values, keymap, [f"{_of(path, problem.text)}." for problem in problems]
+
+
+def unset_words(path: Path, name: str) -> str:
+    """The command that takes `name` out of a config file."""
+    return f"{APP} config unset {name}" + ("" if path == config_path() else f" --config {shlex.quote(str(path))}")
 
 
 def _of(path: Path, clause: str) -> str:

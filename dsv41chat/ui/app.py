@@ -262,11 +262,12 @@ class ChatApp(App[int]):
 
     def apply_settings(self, settings: Settings) -> None:
         """From now on these count, for the screen, the turns and the engine's next load."""
-        self.settings = self.controller.settings = self.host.settings = settings
+        before, self.settings = self.settings.ui.theme, settings
+        self.controller.settings = self.host.settings = settings
         self.animation_level = "none" if settings.ui.reduced_motion else "full"
-        wanted = self._theme_name(settings.ui.theme)
-        if wanted in self.available_themes and wanted != self.theme:
-            self.theme = wanted
+        # The command line's stays until the setting itself changes.
+        if settings.ui.theme != before:
+            self.theme = self._theme_name(settings.ui.theme)
 
     def _theme_name(self, setting: str) -> str:
         if setting == "auto":
