@@ -375,9 +375,25 @@ def near_words(word: str, known: Any) -> list[str]:
 
 
 def near(word: str, known: Any) -> str:
-    """ " (did you mean a, b?)" or nothing."""
-    matches = near_words(word, known)
-    return f" (did you mean {' or '.join(matches)}?)" if matches else ""
+    """ " (did you mean a or b?)" or nothing."""
+    return did_you_mean(near_words(word, known))
+
+
+def near_keys(name: str) -> list[str]:
+    """At most two keys that `name` may have meant. A section that they share makes no two of them alike."""
+    section, _, field = name.rpartition(".")
+    for keys, word, cutoff in (
+        ({key.field: name for name, key in KEYS.items() if key.section == section}, field, 0.65),
+        ({key.field: name for name, key in KEYS.items()}, field, 0.75),
+        ({name: name for name in KEYS}, name, 0.8),
+    ):
+        if found := difflib.get_close_matches(word, list(keys), n=2, cutoff=cutoff):
+            return [keys[one] for one in found]
+    return []
+
+
+def did_you_mean(words: list[str]) -> str:
+    return f" (did you mean {' or '.join(words)}?)" if words else ""
 
 
 # layers ------------------------------------------------------------------------------------------------------------------
@@ -416,7 +432,7 @@ def scan_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
                 else:
                     problems.append(Problem(full, f'{at}keys."{name}" must be a text, not {_shown(value)}', True))
             elif full not in KEYS:
-                problems.append(Problem(full, f"{at}unknown key {full}{near(full, KEYS)}", False))
+                problems.append(Problem(full, f"{at}unknown key {full}{did_you_mean(near_keys(full))}", False))
             else:
                 try:
                     values[full] = coerce(KEYS[full], value)
@@ -428,9 +444,12 @@ def scan_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
 def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """(values by key, keymap, warnings) of a config file's text. Raises ConfigError with every wrong key and its line."""
     values, keymap, problems = scan_config(text, path)
-    if wrong := [problem.name for problem in problems if problem.fatal]:
-        words = unset_words(path, wrong[0])
-        raise ConfigError(f"{_of(path, '; '.join(problem.text for problem in problems))}.", hint=words if "." in wrong[0] else f"an editor on {path}")
+    if any(problem.fatal for problem in problems):
+        words, editor = [unset_words(path, problem.name) for problem in problems], f"an editor on {path}"
+        hint = "; ".join(words) if len(words) <= 2 else f"{words[0]}, and so on, or {editor}"
+        # A whole section is not taken out by a command.
+        hint = hint if all("." in problem.name for problem in problems) else editor
+        raise ConfigError(f"{_of(path, '; '.join(problem.text for problem in problems))}.", hint=hint)
     return values, keymap, [f"{_of(path, problem.text)}." for problem in problems]
 
 
@@ -472,7 +491,9 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[s
             continue
         key = variables.get(name)
         if key is None:
-            warnings.append(f"unknown environment variable {name}{near(name, variables)}.")
+            section, _, field = name.removeprefix(PREFIX).lower().partition("_")
+            meant = near_keys(f"{section}.{field}" if section in SECTIONS or field else section)
+            warnings.append(f"unknown environment variable {name}{did_you_mean([KEYS[one].variable for one in meant])}.")
             continue
         try:
             values[key.name] = parse_text(key, environ[name])
