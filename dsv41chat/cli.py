@@ -28,7 +28,7 @@ from dsv41chat.cli_options import (
     program,
     turn_settings,
 )
-from dsv41chat.settings import ConfigError, Settings, load_settings, near
+from dsv41chat.settings import Settings, load_settings, near
 from dsv41chat.ui.output import READER_GONE, Out, OutputFailed, ReaderGone, Stderr, UsageError, require_stdout
 
 if TYPE_CHECKING:
@@ -249,15 +249,15 @@ class _Chat:
         from dsv41chat.store import NotFound, Store, StoreError
         from dsv41chat.ui.app import run_app
         from dsv41chat.ui.inputs import read_stdin, read_text
-        from dsv41chat.ui.themes import names
+        from dsv41chat.ui.themes import check_set, names
         from dsv41chat.ui.turn_events import AppStart
 
         if len(args.prompts) > 1:
             raise UsageError("The full screen takes one prompt.", hint="--headless runs several turns")
         if args.theme is not None and args.theme not in (themes := names()):
             raise UsageError(f"There is no theme {args.theme!r}{near(args.theme, themes)}.", hint=f"--theme {', '.join(themes[:5])}")
-        if (theme := settings.ui.theme) not in names():
-            raise ConfigError(f"{settings.place('ui.theme')}: ui.theme names no theme: {theme!r}{near(theme, names())}.")
+        if args.theme is None and not args.plain:
+            check_set(settings)
         prompt = "".join(read_text(value, value) if kind == "file" else value for kind, value in args.prompts)
         attachments = [(Path(path).name, read_text(path, path)) for path in args.file if path != "-"]
         # The line mode reads its lines from there.

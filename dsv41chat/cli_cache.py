@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dsv41chat.engine.errors import PackMissing
 from dsv41chat.settings import parse_size
 from dsv41chat.store.prompt_cache import PromptCache
 from dsv41chat.store.prompt_cache_room import EVICT_TO, enforce, evict, listing, open_existing, stats, sweep, used_bytes
@@ -105,7 +106,9 @@ def _prune(context: Any) -> int:
         raise UsageError("--all goes alone.")
     with _opened(context, readonly=args.dry_run) as cache:
         if cache is None:
+            _require_build(context, [])
             return _pruned(context, 0, 0, 0)
+        _require_build(context, stats(cache)["builds"])
         before, entries = used_bytes(cache), stats(cache)["entries"]
         if args.dry_run:
             return _pruned(context, *_would_go(cache, args), before)
@@ -116,6 +119,18 @@ def _prune(context: Any) -> int:
         else:
             enforce(cache)
         return _pruned(context, entries - stats(cache)["entries"], before - used_bytes(cache), used_bytes(cache))
+
+
+def _require_build(context: Any, kept: list[dict[str, Any]]) -> None:
+    """Raise PackMissing, with the builds of which states are kept, where --build names neither one of these nor a build."""
+    wanted = context.args.build
+    if wanted is None or any(wanted == build["fp"] or wanted in build["names"] for build in kept):
+        return
+    try:
+        context.bare_host().find(wanted)
+    except PackMissing:
+        names = ", ".join(_named(build["names"]) for build in kept) or "none"
+        raise PackMissing(f"There is no build {wanted!r}. States are kept of: {names}.", hint="dsv41chat cache stats") from None
 
 
 def _would_go(cache: PromptCache, args: Any) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv41chat.config_file import init_config, problems, set_config, split_name, toml, unset_config
-from dsv41chat.settings import KEYS, ConfigError, config_path, near
+from dsv41chat.settings import KEYS, config_path
 
 
 def add_commands(commands: Any) -> None:
@@ -59,17 +59,8 @@ def _init(context: Any) -> int:
     return 0
 
 
-def _check_theme(name: str) -> None:
-    from dsv41chat.ui.themes import names
-
-    if name not in names():
-        raise ConfigError(f"ui.theme must be one of {', '.join(names())}, not {name!r}{near(name, names())}.", hint="dsv41chat config show")
-
-
 def _set(context: Any) -> int:
     path = config_path(context.args.config)
-    if context.args.key == "ui.theme":
-        _check_theme(context.args.value)
     value = set_config(path, context.args.key, context.args.value)
     if context.args.json:
         context.json({"path": str(path), "key": context.args.key, "value": value})

@@ -42,12 +42,12 @@ def _convert(context: Any) -> int:
         raise UsageError("--recipe drafter-bank and --from belong together.", hint="--recipe drafter-bank --from RELEASE")
     if args.release is not None:
         return _bank(context, target)
-    source = context.host().find(args.source).folder
-    plan = plan_conversion(source, target, args.recipe, table=args.engram, drafter=args.drafter)
+    source = context.host().find(args.source)
+    plan = plan_conversion(source.folder, target, args.recipe, table=args.engram, drafter=args.drafter)
     parent = next(p for p in (target, *target.resolve().parents) if p.exists())
     free = shutil.disk_usage(parent).free
     lines = (
-        f"{plan.pack.folder.resolve().name} -> {target}: {args.recipe}, {len(plan.groups)} shards",
+        f"{source.name} -> {target}: {args.recipe}, {len(plan.groups)} shards",
         f"disk: {plan.bytes_out / 1e9:,.2f} GB of {free / 1e9:,.1f} GB free; memory: up to {MEMORY_BYTES / 1e9:.1f} GB",
         f"{plan.bits_per_weight:.2f} bits per weight; tensors in: {sum(ref.nbytes for ref in plan.pack.index.tensors.values()) / 1e9:,.2f} GB",
     )

@@ -249,11 +249,24 @@ def _takes_next(word: str, parser: argparse.ArgumentParser, rest: Sequence[str])
     return 1 if rest else 0
 
 
+def _refuse_near_command(argv: Sequence[str], index: int | None) -> None:
+    """Raise UsageError where the first word is nearly a command and the next one is a verb of it. Alone it is a prompt."""
+    if index is None or index + 1 >= len(argv):
+        return
+    from dsv41chat.cli_commands import command_parser
+
+    word, verb = argv[index : index + 2]
+    for command in near_words(word, COMMANDS):
+        if verb in command_parser(command)[1].choices:
+            raise UsageError(f"There is no command {word!r} (did you mean {command}?).", hint=f"{program()} {command} {verb}")
+
+
 def parse_chat(argv: Sequence[str]) -> argparse.Namespace:
     """Options and, as `prompts`, the prompt texts in order. Raises UsageError."""
     argv = list(argv)
     cut = argv.index("--") if "--" in argv else len(argv)
     parser = chat_parser()
+    _refuse_near_command(argv, first_word(argv, parser))
     args, words = parser.parse_known_args(argv[:cut])
     parser.refuse_unknown(words)
     words += argv[cut + 1 :]

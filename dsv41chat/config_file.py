@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsv41chat.settings import KEYS, SECTIONS, ConfigError, near, parse_text, scan_config
+from dsv41chat.settings import KEYS, SECTIONS, ConfigError, did_you_mean, near_keys, parse_text, scan_config
 
 
 def template() -> str:
@@ -58,10 +58,15 @@ def set_config(path: Path, name: str, text: str) -> Any:
             value = parse_text(KEYS[name], text)
         except ValueError as error:
             raise ConfigError(f"{name} must be {error}, not {text!r}.", hint="dsv41chat config show") from None
+    if name == "ui.theme":
+        # Which themes there are depends on Textual, so no table of settings can list them.
+        from dsv41chat.ui.themes import check
+
+        check(text)
     old = _read(path)
     rest = _without(old, section, field)
     new = _replace(old, section, field, toml(value))
-    after = _reread(new, path, name)
+    after = _reread(new, old, path, name)
     own = after.keymap.get(field) if section == "keys" else after.values.get(name)
     if own is None or after.less(name) != _scan(old if _parses(old) or not _parses(rest) else rest, path).less(name):
         raise _by_hand(path, name)
@@ -83,7 +88,7 @@ def unset_config(path: Path, name: str) -> bool:
         if _scan(old, path).has(name):
             raise _by_hand(path, name)
         return False
-    after = _reread(new, path, name)
+    after = _reread(new, old, path, name)
     # A line that is no TOML hides all others: then nothing can be compared, and taking it out is what makes the file one again.
     if after.has(name) or (_parses(old) and after != _scan(old, path).less(name)):
         raise _by_hand(path, name)
@@ -105,7 +110,7 @@ def split_name(name: str) -> tuple[str, str]:
     """(section, key) of a name that is a setting, or a user key `keys.ACTION`. Raises ConfigError."""
     section, _, field = name.partition(".")
     if name not in KEYS and not (section == "keys" and field):
-        raise ConfigError(f"Unknown key {name}{near(name, KEYS)}.", hint="dsv41chat config show")
+        raise ConfigError(f"Unknown key {name}{did_you_mean(near_keys(name))}.", hint="dsv41chat config show")
     return section, field
 
 
@@ -141,11 +146,12 @@ def _scan(text: str, path: Path) -> _Scan:
     return _Scan(values, keymap, frozenset(problem.name for problem in wrong))
 
 
-def _reread(text: str, path: Path, name: str) -> _Scan:
-    """What a changed text sets."""
+def _reread(text: str, before: str, path: Path, name: str) -> _Scan:
+    """What a changed text sets. Raises ConfigError, with the place in the file as it is where that was no TOML before."""
     try:
         return _scan(text, path)
     except ConfigError as error:
+        _scan(before, path)
         raise _by_hand(path, name) from error
 
 

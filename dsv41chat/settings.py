@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 APP = "dsv41chat"
 PREFIX = "DSV41CHAT_"
 EFFORTS = ("off", "low", "high", "max")
+# `engine.kernels.routes.names()`, which cannot be asked where no back end is installed.
+ROUTES = ("auto", "stock", "blas", "metal", "cuda", "compiled")
 
 
 class ConfigError(Exception):
@@ -114,7 +116,7 @@ _TABLE = (
     _key("engine.cache_quant", True, "round cache and index rows as the V4.1 release does"),
     _key("engine.linear_input_fp8", False, "V4.1: round the inputs of linear layers as the release does"),
     _key("engine.qat_sim", False, "V4: round as its release does"),
-    _key("engine.routes", "auto", "what computes: auto, stock (MLX's own operations alone) or the name of a route, see doctor routes"),
+    _key("engine.routes", "auto", "what computes; stock: MLX's own operations alone; see doctor routes", choices=ROUTES),
     _key("engine.memory_margin", "auto", "memory kept free beside a build", "size", auto=True),
     _key("engram.scales", "auto", "the tables' scales: copied into memory or mapped", choices=("auto", "resident", "mapped")),
     _key("engram.access", "auto", "how table files are read; pread also survives a file that is cut", choices=("auto", "mmap", "pread")),
@@ -243,6 +245,10 @@ class Settings:
             text = ""
         return _of(self.paths.config, _at(text, KEYS[name].section, KEYS[name].field)).rstrip(": ")
 
+    def remedy(self, name: str) -> str:
+        """The command that takes a value which cannot be used away from where it was written."""
+        return f"unset {KEYS[name].variable}" if self.origin(name) == "env" else unset_words(self.paths.config, name)
+
     def turn_options(self, conversation: Any = None, build: BuildView | None = None) -> TurnOptions:
         """The options of a turn, from all six layers.
 
@@ -369,9 +375,25 @@ def near_words(word: str, known: Any) -> list[str]:
 
 
 def near(word: str, known: Any) -> str:
-    """ " (did you mean a, b?)" or nothing."""
-    matches = near_words(word, known)
-    return f" (did you mean {' or '.join(matches)}?)" if matches else ""
+    """ " (did you mean a or b?)" or nothing."""
+    return did_you_mean(near_words(word, known))
+
+
+def near_keys(name: str) -> list[str]:
+    """At most two keys that `name` may have meant. A section that they share makes no two of them alike."""
+    section, _, field = name.rpartition(".")
+    for keys, word, cutoff in (
+        ({key.field: name for name, key in KEYS.items() if key.section == section}, field, 0.65),
+        ({key.field: name for name, key in KEYS.items()}, field, 0.75),
+        ({name: name for name in KEYS}, name, 0.8),
+    ):
+        if found := difflib.get_close_matches(word, list(keys), n=2, cutoff=cutoff):
+            return [keys[one] for one in found]
+    return []
+
+
+def did_you_mean(words: list[str]) -> str:
+    return f" (did you mean {' or '.join(words)}?)" if words else ""
 
 
 # layers ------------------------------------------------------------------------------------------------------------------
@@ -410,7 +432,7 @@ def scan_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
                 else:
                     problems.append(Problem(full, f'{at}keys."{name}" must be a text, not {_shown(value)}', True))
             elif full not in KEYS:
-                problems.append(Problem(full, f"{at}unknown key {full}{near(full, KEYS)}", False))
+                problems.append(Problem(full, f"{at}unknown key {full}{did_you_mean(near_keys(full))}", False))
             else:
                 try:
                     values[full] = coerce(KEYS[full], value)
@@ -422,10 +444,18 @@ def scan_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
 def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """(values by key, keymap, warnings) of a config file's text. Raises ConfigError with every wrong key and its line."""
     values, keymap, problems = scan_config(text, path)
-    if wrong := [problem.name for problem in problems if problem.fatal]:
-        words = f"{APP} config unset {wrong[0]}" + ("" if path == config_path() else f" --config {shlex.quote(str(path))}")
-        raise ConfigError(f"{_of(path, '; '.join(problem.text for problem in problems))}.", hint=words if "." in wrong[0] else f"an editor on {path}")
+    if any(problem.fatal for problem in problems):
+        words, editor = [unset_words(path, problem.name) for problem in problems], f"an editor on {path}"
+        hint = "; ".join(words) if len(words) <= 2 else f"{words[0]}, and so on, or {editor}"
+        # A whole section is not taken out by a command.
+        hint = hint if all("." in problem.name for problem in problems) else editor
+        raise ConfigError(f"{_of(path, '; '.join(problem.text for problem in problems))}.", hint=hint)
     return values, keymap, [f"{_of(path, problem.text)}." for problem in problems]
+
+
+def unset_words(path: Path, name: str) -> str:
+    """The command that takes `name` out of a config file."""
+    return f"{APP} config unset {name}" + ("" if path == config_path() else f" --config {shlex.quote(str(path))}")
 
 
 def _of(path: Path, clause: str) -> str:
@@ -461,7 +491,9 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[s
             continue
         key = variables.get(name)
         if key is None:
-            warnings.append(f"unknown environment variable {name}{near(name, variables)}.")
+            section, _, field = name.removeprefix(PREFIX).lower().partition("_")
+            meant = near_keys(f"{section}.{field}" if section in SECTIONS or field else section)
+            warnings.append(f"unknown environment variable {name}{did_you_mean([KEYS[one].variable for one in meant])}.")
             continue
         try:
             values[key.name] = parse_text(key, environ[name])

@@ -175,6 +175,22 @@ def test_near_matches_of_commands_and_options(program):
     assert "--limit" in program("conversations", "list", "--lmit", "1").err
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("conversation list", "conversations list"), ("model info nano", "models info"), ("conversation export --all", "conversations export"),
+        ("-q config1 show", "config show"), ("caches stats --json", "cache stats"),
+    ],
+)  # fmt: skip
+def test_a_command_that_is_nearly_one_is_no_prompt(program, words, meant):
+    result = program(*words.split())
+    command = meant.split()[0]
+    assert result.code == 2 and f"(did you mean {command}?)" in result.err + result.out and f"dsv41chat {meant}" in result.err + result.out
+    assert program("--headless", words.split()[0 if words[0] != "-" else 1]).code == 0, "alone it is a prompt"
+    assert "put the prompt in quotes" in program("model", "ship").err and program("model ship", "--headless").code == 0
+    assert program("--headless", "-s", "model", "list").code == 0, "the value of an option and a prompt"
+
+
 # models ------------------------------------------------------------------------------------------------------------------
 
 
@@ -389,6 +405,23 @@ def test_an_empty_place_is_refused(program, option):
     for words in (["conversations", "list"], ["--headless", "hi"]):
         result = program(*words, f"{option}=")
         assert result.code == 2 and f"{option}: must not be empty" in result.err
+
+
+def test_a_conversation_in_the_place_of_a_message_is_named_as_one(program):
+    made = program("--json", "hi").object
+    result = program("--headless", "--branch", made["conversation"], "more")
+    assert result.code == 6 and f"'{made['conversation']}' is a conversation; the id of a message is wanted." in result.err
+    assert f"Try: dsv41chat conversations show {made['conversation']} --tree" in result.err
+    assert made["message_id"] in program("conversations", "show", made["conversation"], "--tree").out
+    assert "Try: the id of a message: dsv41chat conversations show ID --tree" in program("--headless", "--branch", "abcdef", "more").err
+
+
+def test_binary_data_from_a_pipe_is_refused_as_such(program, tmp_path):
+    (tmp_path / "data.bin").write_bytes(b"a\0b")
+    for data in (b"a\0b", b"\x89PNG\r\n\x1a\n\x01\x02"):
+        result = program("--headless", "what is it", stdin=data)
+        assert result.code == 2 and "Standard input is not text" in result.err and "Try: pipe text" in result.err
+    assert "Try: choose a text file" in program("--headless", "-f", str(tmp_path / "data.bin"), "what is it").err
 
 
 def test_errors_are_sentences(program):

@@ -37,7 +37,8 @@ def test_convert_options_reach_the_conversion(program, monkeypatch, tmp_path):
     monkeypatch.setattr("dsv41chat.engine.plan_conversion", lambda *words, **options: seen.update(options, recipe=words[2]) or plan, raising=False)
     monkeypatch.setattr("dsv41chat.engine.convert_pack", lambda plan, **options: seen.update(resume=options["resume"]), raising=False)
     words = ["models", "convert", "nano", str(tmp_path / "new"), "--recipe", "affine-4", "--engram", "6", "--drafter", "q8", "--resume"]
-    assert program(*words, "--yes", "--json", real=True).object["ok"]
+    result = program(*words, "--yes", "--json", real=True)
+    assert result.object["ok"] and result.err.startswith(f"nano -> {tmp_path / 'new'}: affine-4")
     assert seen == {"table": "6", "drafter": "q8", "recipe": "affine-4", "resume": True}
     bank = {}
     made = SimpleNamespace(bytes_out=1)
@@ -61,7 +62,11 @@ def test_cache_prune_to_a_size_and_of_a_build(tmp_path, capfd):
         return json.loads(capfd.readouterr().out)
 
     before = command("cache", "stats")["bytes"]
-    assert command("cache", "prune", "--build", "another")["entries"] == 0
+    folder = {path: path.stat().st_size for path in (tmp_path / "kept").rglob("*") if path.is_file()}
+    for more in ([], ["--dry-run"]):
+        assert main(["cache", "prune", "--build", "another", "--data-dir", str(tmp_path / "kept"), *more]).code == 4
+        assert f"There is no build 'another'. States are kept of: {name}." in capfd.readouterr().err
+    assert {path: path.stat().st_size for path in folder} == folder, "nothing was touched"
     part = command("cache", "prune", "--to", str(before // 2))
     assert part["entries"] > 0 and 0 < part["bytes"] <= before // 2 and command("cache", "stats")["bytes"] == part["bytes"]
     command("cache", "prune", "--build", name)

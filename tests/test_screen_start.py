@@ -161,3 +161,11 @@ def test_interrupted_answers_are_on_the_first_page(screen, program, monkeypatch)
 def test_a_theme_that_is_not_there_is_refused(program):
     result = program("--theme", "lihgt", terminal=True)
     assert result.code == 2 and "did you mean light" in result.err
+
+
+def test_a_theme_of_the_file_that_is_not_there_does_not_count_beside_one_of_the_command_line_or_in_lines(screen, program, tmp_path):
+    (tmp_path / "c.toml").write_text('[ui]\ntheme = "nosuch"\n')
+    result, start, *_ = screen("--theme", "nord", "--config", str(tmp_path / "c.toml"))
+    assert result.code == 0 and start.theme == "nord"
+    result = program("--plain", "--config", str(tmp_path / "c.toml"), stdin=b"")
+    assert result.code == 0 and "theme" not in result.err

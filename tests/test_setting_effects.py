@@ -128,7 +128,7 @@ def test_engine_settings_count_in_the_engine(configured):
     """The same with the real one. What a memory_margin decides: tests/engine/test_admission.py."""
     info = configured('[engine]\ncontext = 700\nmemory_margin = "3 GB"\n', "models", "info", "nano", "--json", real=True).object
     assert info["admitted_context"] == 700 and info["memory"]["margin"] == 3 * 10**9 and "margin 3.0 GB" in info["memory"]["words"]
-    turn = configured('[engine]\ncontext = 700\n[chat]\nmax_tokens = 2\n', "--json", "hi", real=True).object
+    turn = configured("[engine]\ncontext = 700\n[chat]\nmax_tokens = 2\n", "--json", "hi", real=True).object
     assert turn["usage"]["context_limit"] == 700
 
 
@@ -138,7 +138,7 @@ def test_routes(configured):
         (line, *_) = configured(f'[engine]\nroutes = "{routes}"\n', "doctor", "routes", "--model", "nano", "--json", real=True).object
         assert line["build"] == "nano" and line["name"] == "routes" and f"engine.routes = {routes}" in line["text"]
     refused = configured('[engine]\nroutes = "nowhere"\n', "--json", "hi", real=True)
-    assert refused.code == 4 and "nowhere" in refused.object["message"]
+    assert refused.code == 3 and "line 2: engine.routes must be one of auto, stock, blas, metal, cuda, compiled, not" in refused.object["message"]
 
 
 def test_model_and_folders(configured, tmp_path):
@@ -180,9 +180,14 @@ async def test_theme(tmp_path, theme):
 def test_a_theme_that_is_not_there_is_an_error_with_its_place(configured, tmp_path, monkeypatch):
     result = configured('[chat]\n\n[ui]\ntheme = "lihgt"\n', terminal=True)
     assert result.code == 3 and "config.toml, line 4: ui.theme names no theme: 'lihgt' (did you mean light?)" in result.err
+    assert f"Try: dsv41chat config unset ui.theme --config {tmp_path / 'config.toml'}\n" in result.err
+    doctor = configured('[ui]\ntheme = "lihgt"\n', "doctor", "--json")
+    line = next(line for line in doctor.object if line["name"] == "settings")
+    assert doctor.code == 1 and line["verdict"] == "fail" and "line 2: ui.theme names no theme" in line["text"] and "config unset" in line["remedy"]
     monkeypatch.setenv("DSV41CHAT_UI_THEME", "nope")
     result = configured("", terminal=True)
     assert result.code == 3 and "DSV41CHAT_UI_THEME: ui.theme names no theme: 'nope'." in result.err
+    assert "Try: unset DSV41CHAT_UI_THEME\n" in result.err
     assert configured("", "--json", "hi").code == 0, "a script draws nothing"
 
 

@@ -85,6 +85,36 @@ def test_unknown_names_are_warnings_with_near_matches(tmp_path):
     assert s.chat.effort == "high"
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ui.mous", "ui.mouse"),
+        ("ui.temperature", "chat.temperature"),
+        ("efort", "chat.effort"),
+        ("chta.loop_stpo", "chat.loop_stop"),
+        ("ui.bogus", ""),
+    ],
+)
+def test_only_what_is_near_is_suggested(tmp_path, name, meant):
+    """That the section is the same makes no two keys alike."""
+    with pytest.raises(ConfigError) as error:
+        set_config(tmp_path / "config.toml", name, "1")
+    assert str(error.value) == f"Unknown key {name}{f' (did you mean {meant}?)' if meant else ''}."
+    variable = "DSV41CHAT_" + name.replace(".", "_").upper()
+    (said,) = load(tmp_path, "", {variable: "1"}).warnings
+    wanted = f" (did you mean {KEYS[meant].variable}?)" if meant else ""
+    assert said == f"unknown environment variable {variable}{wanted}."
+
+
+def test_the_remedy_of_two_wrong_lines_names_both(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, "[ui]\nbogus = 1\n[chat]\ntemperature = 'hot'\n")
+    path = tmp_path / "config.toml"
+    assert "line 2: unknown key ui.bogus; line 4: chat.temperature must be" in str(error.value)
+    ways = [f"dsv41chat config unset {name} --config {path}" for name in ("ui.bogus", "chat.temperature")]
+    assert error.value.hint == "; ".join(ways)
+
+
 def test_a_value_without_effect_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("dsv41chat.settings.KEYS", {**KEYS, "ui.math": replace(KEYS["ui.math"], inert=True)})
     assert load(tmp_path, "[ui]\nmath = 'source'\n").warnings == ("ui.math has no effect in this version.",)
@@ -246,8 +276,9 @@ def test_a_value_without_its_quotes_is_mended_too(tmp_path, change):
     assert path.read_text() in ("[chat]\ntemperature = 0.5\ntop_k = 3\n", "[chat]\ntop_k = 3\n")
     assert load_settings(config=path, environ={}).chat.top_k == 3
     path.write_text("[chat]\ntemperature = hot\ntop_k = three\n")
-    with pytest.raises(ConfigError, match="not valid TOML|by hand"):
+    with pytest.raises(ConfigError, match="not valid TOML: .*line 2") as error:
         change(path)
+    assert error.value.hint == f"an editor on {path}"
     assert path.read_text() == "[chat]\ntemperature = hot\ntop_k = three\n"
 
 

@@ -93,8 +93,10 @@ class Tree(Part):
         if conversation_id is not None:
             rows = [row for row in rows if row.conversation_id == conversation_id]
         if not rows:
+            if self._row("SELECT 1 FROM conversations WHERE id = ?", [ref]):
+                raise NotFound(f"{ref!r} is a conversation; the id of a message is wanted.", f"dsv41chat conversations show {ref} --tree")
             where = f" in conversation {conversation_id}" if conversation_id else ""
-            raise NotFound(f"There is no message {ref!r}{where}.", "dsv41chat conversations show ID --tree")
+            raise NotFound(f"There is no message {ref!r}{where}.", "the id of a message: dsv41chat conversations show ID --tree")
         if len(rows) > 1:
             candidates = tuple((row.id, row.text[:60]) for row in rows)
             raise Ambiguous(f"{ref!r} fits {len(rows)} messages", "give more of the id", candidates)

@@ -29,7 +29,8 @@ from dsv41chat.ui.background import ask_terminal
 from dsv41chat.ui.keymap import KEYS, clashes, display
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat import ChatScreen
-from dsv41chat.ui.screens.dialogs import Page, TooSmallScreen
+from dsv41chat.ui.screens.dialogs import Page
+from dsv41chat.ui.screens.small import TooSmallScreen, fits
 from dsv41chat.ui.themes import OWN
 from dsv41chat.ui.turn import TurnController
 from dsv41chat.ui.turn_events import AppStart
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MIN_WIDTH, MIN_HEIGHT = 40, 10
 SHORT = 16
 RECENT = 9
 STOP_WAIT_S = 5.0
@@ -248,31 +248,21 @@ class ChatApp(App[int]):
     # Terminal -----------------------------------------------------------------------------------------------------------
 
     def on_resize(self, event: events.Resize) -> None:
-        small = event.size.width < MIN_WIDTH or event.size.height < MIN_HEIGHT
-        screen = self.screen
-        if isinstance(screen, TooSmallScreen):
-            if small:
-                screen.show(event.size.width, event.size.height, self._small_note())
-            else:
+        small = not fits(event.size.width, event.size.height)
+        if isinstance(self.screen, TooSmallScreen):
+            if not small:
                 self.pop_screen()
         elif small and len(self.screen_stack) > 1:
-            stand_in = TooSmallScreen()
-            stand_in.show(event.size.width, event.size.height, self._small_note())
-            self.push_screen(stand_in)
-
-    def _small_note(self) -> str:
-        chat = next((screen for screen in self.screen_stack if isinstance(screen, ChatScreen)), None)
-        if chat is None or not chat.status.running:
-            return ""
-        return f"Generation continues: {chat.status.thinking + chat.status.answer} tok"
+            self.push_screen(TooSmallScreen(next((screen for screen in self.screen_stack if isinstance(screen, ChatScreen)), None)))
 
     def apply_settings(self, settings: Settings) -> None:
         """From now on these count, for the screen, the turns and the engine's next load."""
-        self.settings = self.controller.settings = self.host.settings = settings
+        before, self.settings = self.settings.ui.theme, settings
+        self.controller.settings = self.host.settings = settings
         self.animation_level = "none" if settings.ui.reduced_motion else "full"
-        wanted = self._theme_name(settings.ui.theme)
-        if wanted in self.available_themes and wanted != self.theme:
-            self.theme = wanted
+        # The command line's stays until the setting itself changes.
+        if settings.ui.theme != before:
+            self.theme = self._theme_name(settings.ui.theme)
 
     def _theme_name(self, setting: str) -> str:
         if setting == "auto":
@@ -355,6 +345,10 @@ class ChatApp(App[int]):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, text.encode("utf-8", "replace"))
         return path
+
+    def shown_key(self, action: str) -> str:
+        """The key of an action of the keymap, as the user has it."""
+        return display(self.user_keys.get(action, next(key.key for key in KEYS if key.id == action)))
 
     # Palette ------------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from dsv41chat.settings import KEYS, TURN_KEYS, coerce, near
 from dsv41chat.store import StoreError
 from dsv41chat.ui.inputs import decode, read_stdin, read_text
 from dsv41chat.ui.interrupts import Interrupts
-from dsv41chat.ui.output import SCHEMA, Out, Stderr, UsageError, show_progress
+from dsv41chat.ui.output import SCHEMA, Out, OutputFailed, Stderr, UsageError, show_progress
 from dsv41chat.ui.sanitize import json_text
 from dsv41chat.ui.turn_events import Failed, Finished, Noticed, Started, TurnRequest, exit_code
 
@@ -281,7 +281,7 @@ class _ResultFile:
     def __init__(self, path: Path, *, resume: bool, force: bool, again: set[str]):
         """again: ids of this batch; what an earlier run could not do of them is done again, and its line goes."""
         self.done: set[str] = set()
-        self._again = again
+        self._again, self._path = again, path
         if path.exists() and not (resume or force):
             raise UsageError(f"{path} exists already.", hint="--resume-batch continues it, --force overwrites it")
         try:
@@ -331,9 +331,15 @@ class _ResultFile:
         self._file = file
 
     def write(self, text: str) -> None:
-        self._file.write(text.encode("utf-8"))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Raises OutputFailed; a line that was cut goes when the batch is resumed."""
+        try:
+            self._file.write(text.encode("utf-8"))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OutputFailed(f"{self._path} cannot be written: {error.strerror}.", "--resume-batch goes on with the rest") from error
 
     def close(self) -> None:
-        self._file.close()
+        # What a failed write has left in the buffer is tried once more, and was said already.
+        with suppress(OSError):
+            self._file.close()

@@ -44,7 +44,13 @@ def versions() -> Line:
 
 
 def settings_line(settings: Settings) -> Line:
+    from dsv41chat.ui import themes
+
     path = settings.paths.config
+    try:
+        themes.check_set(settings)
+    except ConfigError as error:
+        return broken_settings(error)
     if settings.warnings:
         return Line("warn", "settings", " ".join(settings.warnings), f"edit {path}, or: dsv41chat config show --origin")
     return Line("ok", "settings", f"{path}" + ("" if path.is_file() else " (not written yet, every value is a default)"))

@@ -19,6 +19,7 @@ from dsv41chat.ui.output import (
     READER_GONE,
     JsonSink,
     Out,
+    OutputFailed,
     ReaderGone,
     Sink,
     Stderr,
@@ -92,6 +93,8 @@ def run(job: Job, controller: TurnController, sink: Sink, stderr: Stderr, interr
         return runner.run()
     except ReaderGone:
         return interrupts.code or READER_GONE
+    except OutputFailed as error:
+        return runner.unwritten(error)
     except (EngineError, StoreError, UsageError, Abandoned) as error:
         return runner.fail(failure(error))
 
@@ -232,6 +235,12 @@ class _Runner:
         except ReaderGone:
             log.info("nobody reads the error that ended the run")
         return code
+
+    def unwritten(self, error: OutputFailed) -> int:
+        """Nothing more can be written: that is said on stderr, and where the answer is."""
+        hint = f"  Try: {self.job.program} conversations show {self.conversation_id}" if self.kept else ""
+        self.stderr.line(f"dsv41chat: {error}{hint}")
+        return exit_code(error.code)
 
     def _dry_run(self) -> int:
         request = TurnRequest(

@@ -31,19 +31,19 @@ def line_count(text: str) -> int:
     return text.count("\n") + (not text.endswith("\n") and text != "")
 
 
-def decode(data: bytes, what: str) -> str:
-    """UTF-8 text, without the byte order mark that some programs begin it with.
+def decode(data: bytes, what: str, remedy: str = "choose a text file") -> str:
+    """UTF-8 text, without the byte order mark that some programs begin it with. remedy: of what is not text.
 
     Raises UsageError for what is not text at all, and with the place of the first byte that is no UTF-8.
     """
     if b"\0" in data:
-        raise UsageError(f"{what} is not text (it holds NUL bytes).", hint="choose a text file")
+        raise UsageError(f"{what} is not text (it holds NUL bytes).", hint=remedy)
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         where = f"byte {error.start}: 0x{data[error.start]:02x}"
     if _CONTROLS.search(data):
-        raise UsageError(f"{what} is not text ({where}).", hint="choose a text file")
+        raise UsageError(f"{what} is not text ({where}).", hint=remedy)
     raise UsageError(f"{what} is not valid UTF-8 ({where}).", hint="convert it with iconv -t UTF-8")
 
 
@@ -93,7 +93,7 @@ def read_stdin(*, limit: int | None = MAX_TEXT_BYTES) -> str | None:
         raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
     if data is None:
         raise _too_large("Standard input", limit)
-    text = decode(data, "Standard input")
+    text = decode(data, "Standard input", "pipe text")
     return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
 

@@ -51,7 +51,10 @@ class OutputFailed(Exception):
     """The output cannot be written: a full disk, a broken device."""
 
     code = "internal"
-    hint = "the answer is stored: dsv41chat conversations show"
+
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message)
+        self.hint = hint
 
 
 def require_stdout() -> None:
@@ -96,6 +99,13 @@ class Out:
     @property
     def terminal(self) -> bool:
         return self.path is None and self._file is not None and sys.stdout.isatty()
+
+    def same_as(self, stream: TextIO | None) -> bool:
+        """Whether `stream` is the same file, pipe or terminal as this: `>log 2>&1`."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), os.fstat(stream.fileno()))
+        except (OSError, ValueError, AttributeError):
+            return False  # closed, or none of the system's
 
     def write(self, text: str) -> None:
         """Write and flush."""
@@ -180,7 +190,8 @@ class Stderr:
         self._line = ""
         self._last = 0.0
         self._open_line = False  # streamed thinking without its newline
-        self.answer_open = False  # the answer's last line has no newline yet and stands on this terminal
+        self.answer_open = False  # the answer's last line has no newline yet and stands where people read it
+        self.shared = False  # whether the answer goes into the same file or pipe
 
     def notice(self, text: str) -> None:
         """A line that --quiet hides."""
@@ -198,8 +209,8 @@ class Stderr:
         self._write((visible_line(text) if self.terminal else text) + "\n")
 
     def end_line(self) -> None:
-        """Begin a new line where thinking, or an answer on the same terminal, stands without its newline."""
-        answer = self.answer_open and self.terminal  # written to a file, these lines do not meet the answer
+        """Begin a new line where thinking, or an answer on the same terminal or in the same file, stands without its newline."""
+        answer = self.answer_open and (self.terminal or self.shared)  # in a file of their own these lines do not meet the answer
         if self._open_line or answer:
             self._write("\n")
         self._open_line = False
@@ -334,6 +345,8 @@ class TextSink(Sink):
         self.stream = stream and extract is None  # a block is known when the answer is complete
         self.show_thinking = show_thinking
         self.extract = extract
+        stderr.shared = out.same_as(stderr.stream)
+        self._met = out.terminal or stderr.shared  # whether lines for people may stand between its pieces
         self._answer = ""
         self._ends_line = True
 
@@ -362,7 +375,7 @@ class TextSink(Sink):
             text = text if block is None else block
         if not self.stream:
             self._put(text)
-        if not self._ends_line and (self.stderr.answer_open or not self.out.terminal):
+        if not self._ends_line and (self.stderr.answer_open or not self._met):
             self._put("\n")
 
     def done(self, turns: list[ev.Finished], exit_code: int, extra: dict[str, Any]) -> None:
@@ -379,10 +392,10 @@ class TextSink(Sink):
     def _put(self, text: str) -> None:
         if text:
             self.stderr.clear()
-            if self.out.terminal and not self.stderr.answer_open:
+            if self._met and not self.stderr.answer_open:
                 self.stderr.end_line()
             self._ends_line = text.endswith("\n")
-            self.stderr.answer_open = self.out.terminal and not self._ends_line
+            self.stderr.answer_open = self._met and not self._ends_line
             self.out.write(visible(text) if self.out.terminal else text)
 
 

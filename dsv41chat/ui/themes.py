@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from textual.theme import BUILTIN_THEMES, Theme
 
+from dsv41chat.settings import ConfigError, Settings, near
+
 DARK = Theme(
     name="dark", dark=True, primary="#6cb6ff", secondary="#7ee0c8", accent="#ffb454", foreground="#e2e2e2", background="#121212",
     surface="#1c1c1c", panel="#262626", success="#7ddf7d", warning="#ffd166", error="#ff8f8f",
@@ -28,3 +30,17 @@ def names() -> tuple[str, ...]:
     """Every value that `ui.theme` and `--theme` may have, our own first."""
     own = ("auto", *(theme.name for theme in OWN), ANSI)
     return (*own, *sorted(name for name in BUILTIN_THEMES if name not in own))
+
+
+def check(name: str) -> None:
+    """Raises ConfigError where `name` may not become `ui.theme`."""
+    if name not in names():
+        raise ConfigError(f"ui.theme must be one of {', '.join(names())}, not {name!r}{near(name, names())}.", hint="dsv41chat config show")
+
+
+def check_set(settings: Settings) -> None:
+    """Raises ConfigError, with its place, where `ui.theme` is set to what is no theme."""
+    name = settings.ui.theme
+    if name not in names():
+        words = f"{settings.place('ui.theme')}: ui.theme names no theme: {name!r}{near(name, names())}."
+        raise ConfigError(words, hint=settings.remedy("ui.theme"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dsv41chat.engine.errors import EngramReadError, PackIncomplete
 from dsv41chat.store import Store
 from dsv41chat.ui.screens.conversations import ConversationsScreen
-from dsv41chat.ui.screens.dialogs import LineScreen
+from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, stored, until
@@ -345,6 +346,69 @@ async def test_a_tiny_terminal_shows_one_page_and_recovers(tmp_path):
         assert chat.pump.running
         await pilot.press("escape")
         await until(lambda: not chat.pump.running)
+
+
+def counted(app) -> int:
+    return int(re.search("continues: ([0-9]+) tok", screen_text(app))[1])
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+async def test_a_tiny_terminal_names_its_keys_and_they_stop(tmp_path, key):
+    app = make_app(tmp_path, slow("line\n\n" * 2000))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await pilot.press(*"go", "enter")
+        await until(lambda: chat._answer is not None and bool(chat._answer.text))
+        await pilot.resize_terminal(50, 4)
+        await shows(app, "Terminal too small: 50x4", "Generation continues", "esc stops, ctrl+Q quits")
+        first = counted(app)
+        await until(lambda: counted(app) > first)
+        await pilot.press(key)
+        await ended(chat)
+        await until(lambda: "esc stops" not in screen_text(app) and "ctrl+Q quits" in screen_text(app))
+        assert chat._finish.finish == "cancelled"
+
+
+async def test_a_tiny_terminal_is_left_with_the_second_press_while_an_answer_runs(tmp_path):
+    app = make_app(tmp_path, slow("line\n\n" * 2000))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await pilot.press(*"go", "enter")
+        await until(lambda: chat._answer is not None and bool(chat._answer.text))
+        await pilot.resize_terminal(30, 3)
+        await shows(app, "esc stops, ctrl+Q quits")
+        await pilot.press("ctrl+q")
+        await shows(app, "ctrl+Q again stops the answer", "and quits")
+        assert chat.pump.running
+        await pilot.press("ctrl+q")
+        await until(lambda: app._exit)
+    assert app.return_value == 0 and app.store.path_to(chat.leaf_id)[-1].text.startswith("line")
+
+
+@pytest.mark.parametrize("keys", [["ctrl+q"], ["ctrl+c", "ctrl+c"]])
+async def test_a_tiny_terminal_is_left_at_once_where_nothing_runs(tmp_path, keys):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(60, 5)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting and not chat.switching)
+        await shows(app, "Terminal too small: 60x5", "ctrl+Q quits")
+        for key in keys:
+            assert not app._exit
+            await pilot.press(key)
+        await until(lambda: app._exit)
+    assert app.return_value == 0
+
+
+async def test_the_page_of_a_tiny_terminal_goes_when_it_is_met_again_in_a_large_one(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(60, 5)) as pilot:
+        await shows(app, "Terminal too small: 60x5")
+        app.push_screen(AskScreen("question", [("a", "an answer")]))
+        await shows(app, "an answer")
+        await pilot.resize_terminal(100, 30)
+        await until(lambda: app.size.width == 100)
+        await pilot.press("escape")
+        await until(lambda: app.screen is chat_of(app))
 
 
 def rows_match(chat) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from dsv41chat.engine.errors import DoesNotFit, EngramReadError
@@ -264,3 +266,31 @@ def test_what_shares_a_terminal_begins_its_own_line(monkeypatch):
 
     assert written()[0] == "hm\none two\nwarning: first\nthree\nend\n"
     assert written(stderr_is_file=True) == ("one twothree\n", "hm\nwarning: first\nend\n")
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_what_shares_a_file_or_a_pipe_begins_its_own_line(monkeypatch, tmp_path, one):
+    """`>log 2>&1`: the lines for people meet the answer there; in files of their own they do not."""
+    import io
+    import sys
+
+    from dsv41chat.engine.events import Piece
+    from dsv41chat.ui.output import Out, Stderr, TextSink
+
+    file = io.TextIOWrapper((tmp_path / "out").open("wb", buffering=0), write_through=True)
+    same = os.fdopen(os.dup(file.fileno()), "wb", buffering=0) if one else (tmp_path / "err").open("wb", buffering=0)
+    monkeypatch.setattr(sys, "stdout", file)
+    stderr = Stderr(color=False, stream=io.TextIOWrapper(same, write_through=True))
+    sink = TextSink(Out(), stderr, lambda: 0.0, stream=True, show_thinking=True, extract=None)
+    sink.event(Piece("thinking", "hm", (1,)))
+    sink.event(Piece("answer", "The", (2,)))
+    stderr.line("warning: first")
+    sink.event(Piece("answer", " end", (3,)))
+    stderr.line("warning: second")
+    sink.turn_done()
+    stderr.line("resume")
+    written = (tmp_path / "out").read_text()
+    if one:
+        assert written == "hm\nThe\nwarning: first\n end\nwarning: second\nresume\n"
+    else:
+        assert written == "The end\n" and (tmp_path / "err").read_text() == "hm\nwarning: first\nwarning: second\nresume\n"

@@ -29,6 +29,7 @@ TABLE = """
 2    M  no box border to the right of running text, rules of code blocks | render:copy_undoes_wrapping_and_decoration snapshots:chat
 2    M  sidebar from 120 columns, by F3 from 90 | chat:the_sidebar_follows_the_width
 2    M  width classes and the page for too small terminals | snapshots:picker_and_too_small chat:a_tiny_terminal_shows_one_page_and_recovers
+    chat:a_tiny_terminal_names_its_keys_and_they_stop chat:a_tiny_terminal_is_left_with_the_second_press_while_an_answer_runs
 2    M  the line at the top stays on resize | chat:the_line_at_the_top_stays_when_the_width_changes
 2.1  M  phase, context, cache, draft, engram, queue | status:phases_follow_the_events status:context_warns_in_words status:tables_and_queue
 2.1  M  draft depth and acceptance over the last 128 | status:drafting_counts_the_last_proposals

@@ -145,7 +145,10 @@ def test_resizing_while_streaming(tmp_path):
         terminal.wait("gen ")
         terminal.keys("Escape")
         terminal.wait("stopped by you")
+        terminal.resize(60, 5)
+        assert "ctrl+Q quits" in terminal.wait("Terminal too small: 60x5")
         terminal.keys("C-q")
+        terminal.resize(100, 30)
         terminal.wait("exit=0")
 
 

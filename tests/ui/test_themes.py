@@ -9,7 +9,9 @@ from textual.color import Color
 
 from dsv41chat.ui.background import ask_terminal, is_light, parse_answer
 from dsv41chat.ui.render.palette import CODE_THEMES, Palette
+from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.themes import OWN
+from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.tui import chat_of, make_app, say, shows, until
 
@@ -83,6 +85,36 @@ async def test_a_theme_from_the_palette_is_kept(tmp_path):
         await until(lambda: not chat_of(app).starting)
         app.theme = "light"
         await until(lambda: 'theme = "light"' in (tmp_path / "config.toml").read_text())
+
+
+@pytest.mark.parametrize(("row", "wanted"), [("ui.theme", "tokyo-night"), ("engine.routes", "compiled")])
+async def test_the_settings_screen_offers_what_there_is(tmp_path, row, wanted):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        await pilot.press("f8", *["tab"] * (1 if row.startswith("ui") else 2))
+        await until(lambda: row in [one.name for one in app.screen._rows])
+        await pilot.press(*["down"] * [one.name for one in app.screen._rows].index(row), "enter")
+        await until(lambda: isinstance(app.screen, AskScreen))
+        await shows(app, "> auto")
+        await pilot.press("end")
+        await shows(app, wanted)
+        await pilot.press("enter")
+        await until(lambda: app.settings.get(row) == wanted)
+        assert row != "ui.theme" or app.theme == wanted
+        before = (tmp_path / "config.toml").read_text()
+        assert f'"{wanted}"' in before
+        assert not chat.change_key(row, "nosuch") and (tmp_path / "config.toml").read_text() == before and app.settings.get(row) == wanted
+
+
+async def test_a_theme_of_the_command_line_stays_when_another_setting_changes(tmp_path):
+    app = make_app(tmp_path, Script(), AppStart(theme="nord"), config='[ui]\ntheme = "light"\n')
+    async with app.run_test(size=(80, 24)):
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        assert chat.change_key("ui.wrap_code", True) and app.theme == "nord"
+        assert chat.change_key("ui.theme", "dark") and app.theme == "dark"
 
 
 def test_the_answer_of_the_terminal_is_told_from_keys():

@@ -187,6 +187,8 @@ async def test_commands_act_and_unknown_ones_keep_the_text(tmp_path):
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         chat = chat_of(app)
         await until(lambda: not chat.starting)
+        await pilot.press(*"/continue", "enter")
+        await shows(app, "There is nothing to continue yet.")
         await pilot.press(*"/efort", "enter")
         await shows(app, "/effort?")
         assert chat.composer.text == "/efort"

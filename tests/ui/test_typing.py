@@ -9,9 +9,10 @@ from textual import events
 
 from dsv41chat.store import Store
 from dsv41chat.ui.messages import TypedPaste
+from dsv41chat.ui.screens.conversations import ConversationsScreen
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
-from tests.ui.tui import chat_of, drawn, ended, make_app, say, stored, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, shows, stored, until
 
 FAST_S, SLOW_S = 0.005, 0.05  # a gap that counts as one of a paste, and one that does not
 
@@ -92,6 +93,51 @@ async def test_a_command_takes_only_itself_out(tmp_path):
         press(app, *"/effort high\nmore")
         await until(lambda: app.store.conversation(chat.conversation.id).settings.get("effort") == "high")
         await until(lambda: chat.composer.text == "more")
+
+
+@pytest.mark.parametrize("command", ["/new", "/new\n", "/open other", "/open", "/quit"])
+async def test_a_command_that_leaves_a_conversation_is_not_its_draft(tmp_path, command):
+    store, key = stored("first", "answer")
+    other = store.new_conversation("other").id
+    app = make_app(tmp_path, Script(answer="answer"), store=store)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        await chat.open_conversation(key)
+        chat.composer.insert(command)
+        chat.save_draft(now=True)
+        assert store.draft(key).text == command
+        await pilot.press("enter")
+        if command == "/open":
+            await until(lambda: isinstance(app.screen, ConversationsScreen))
+            await pilot.press("escape")
+            await until(lambda: app.screen is chat)
+            chat.action_new_conversation()
+        if command == "/quit":
+            await until(lambda: app._exit)
+        else:
+            wanted = other if command == "/open other" else None
+            await until(lambda: (chat.conversation and chat.conversation.id) == wanted)
+            await chat.open_conversation(key)
+            await until(lambda: chat.conversation is not None and chat.conversation.id == key)
+            assert chat.composer.text == ""
+        assert store.draft(key) is None or store.draft(key).text == ""
+
+
+async def test_a_command_that_fails_stays_as_it_was(tmp_path):
+    app = make_app(tmp_path, Script(answer="answer"))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting)
+        chat.composer.insert("/effort " + chat.composer.add_chip("paste", "no such effort"))
+        text, chips = chat.composer.text, dict(chat.composer.chips)
+        await pilot.press("home", "enter")
+        await shows(app, "effort must be")
+        assert chat.composer.text == text and chat.composer.chips == chips and chat.composer.cursor_location == (0, 0)
+        chat.composer.reset()
+        chat.composer.insert("/system " + chat.composer.add_chip("paste", "be brief"))
+        await pilot.press("home", "enter")
+        await until(lambda: chat.new_settings.get("system") == "be brief" and chat.composer.text == "")
 
 
 async def test_an_edit_takes_only_itself_out(tmp_path):

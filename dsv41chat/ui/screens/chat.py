@@ -18,7 +18,7 @@ from textual.widgets import Static
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import StoreError
 from dsv41chat.ui.builds import card_line
-from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, bindings, display, shown_keys
+from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, TRANSCRIPT, bindings, shown_keys
 from dsv41chat.ui.messages import Hint
 from dsv41chat.ui.present import entry_of, notice, readonly_reason
 from dsv41chat.ui.render.entry import USER
@@ -198,8 +198,7 @@ class ChatScreen(
         return f"{place[0]}/{place[1]}" if place else ""
 
     def _key(self, action: str) -> str:
-        """The key of an action, as the user has it."""
-        return display(self.app.user_keys.get(action, next(key.key for key in KEYS if key.id == action)))
+        return self.app.shown_key(action)
 
     def _opening_notices(self, view: Any, queue: list) -> list:
         notices = []
@@ -460,22 +459,30 @@ class ChatScreen(
 
     _interrupted = -10.0
 
-    def action_quit_asking(self) -> None:
+    def quit_doubt(self) -> str:
+        """Why leaving is asked about first: unsaved, answer or waiting; empty where nothing would be lost."""
         if not self.saved_at_last():
+            return "unsaved"
+        if not self.app.settings.ui.confirm_quit:
+            return ""
+        if self.pump.running and self._finish is None:
+            return "answer"
+        return "waiting" if (self.held or self.queue) and self.switching else ""
+
+    def action_quit_asking(self) -> None:
+        doubt = self.quit_doubt()
+        if doubt == "unsaved":
             question = f"This conversation is not saved: {self.app.unsaved}"
             choices = [("stay", "stay; the palette's Export writes it to another disk"), ("quit", "quit and lose it")]
             if not self.pump.running:
                 choices.insert(0, ("save", "Save again, and quit if it is saved"))
             self.app.push_screen(AskScreen(question, choices), self._quit_unsaved)
-            return
-        waiting = bool(self.held or self.queue) and self.switching
-        answering = self.pump.running and self._finish is None
-        if not (answering or waiting) or not self.app.settings.ui.confirm_quit:
+        elif doubt:
+            question = "An answer is running." if doubt == "answer" else "A message waits for the build. It is kept, and not sent."
+            choices = [("quit", "stop the answer and quit" if doubt == "answer" else "quit"), ("stay", "keep running")]
+            self.app.push_screen(AskScreen(question, choices), lambda answer: self.app.leave() if answer == "quit" else None)
+        else:
             self.app.leave()
-            return
-        question = "An answer is running." if answering else "A message waits for the build. It is kept, and not sent."
-        choices = [("quit", "stop the answer and quit" if answering else "quit"), ("stay", "keep running")]
-        self.app.push_screen(AskScreen(question, choices), lambda answer: self.app.leave() if answer == "quit" else None)
 
     def _quit_unsaved(self, answer: str | None) -> None:
         if answer == "save":

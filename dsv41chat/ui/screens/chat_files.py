@@ -57,9 +57,6 @@ class FileActions:
 
     def attach(self, path: str, original: str = "") -> None:
         """A file as a chip at the cursor. original: what the composer had in its place, and has again if it cannot be read."""
-        if self.composer.text.startswith("/read"):
-            original = self.composer.text
-            self.composer.reset()
         name = attachment_path(path).name
         reading = Reading(self.composer.begin_chip(name), original, name)
         self._readings.append(reading)

@@ -123,9 +123,7 @@ class MessageActions:
         else:
             firsts = [(block.strip().splitlines() or [""])[0] for block in blocks]
             choices = [(str(number), f"[{number + 1}] {first}") for number, first in enumerate(firsts)]
-            self.app.push_screen(
-                AskScreen("Which code block?", choices), lambda name: name is not None and self.copy_text(blocks[int(name)], "code")
-            )
+            self.app.push_screen(AskScreen("Which code block?", choices), lambda name: name is not None and self.copy_text(blocks[int(name)], "code"))
 
     # Edit and regenerate ------------------------------------------------------------------------------------------------
 
@@ -160,7 +158,9 @@ class MessageActions:
         self._continue(entry if entry is not None and entry.role == ANSWER else self._last(ANSWER))
 
     def _continue(self, entry: Entry | None) -> None:
-        if not _unfinished(entry):
+        if entry is None or entry.message is None:
+            self.tell("There is nothing to continue yet.")
+        elif not _unfinished(entry):
             self.tell("This answer is complete; there is nothing to continue.")
         elif self._may_run():
             kept = entry.message

@@ -35,15 +35,24 @@ class SettingsActions:
     # Slash commands -----------------------------------------------------------------------------------------------------
 
     def run_command(self, text: str) -> None:
-        """Carries a command out and clears the composer; an error is shown and the text stays."""
+        """Carries a command out and clears the composer; an error is shown and the text stays.
+
+        The composer is empty before: a command that leaves the conversation must not be stored as what is being written in it.
+        """
+        composer = self.composer
+        typed = composer.expanded().rstrip("\n") == text
+        before, chips, place = composer.text, dict(composer.chips), composer.cursor_location
         try:
             command, rest = parse(text)
+            if typed:
+                composer.reset()
             getattr(self, f"_command_{command.name}")(rest)
         except CommandError as error:
             self.tell(str(error), "error")
-            return
-        if self.composer.text == text:
-            self.composer.reset()
+            if typed and composer.text != before:
+                composer.reset(before)
+                composer.chips.update(chips)
+                composer.move_cursor(place)
 
     def action_ask_effort(self) -> None:
         choices = [(name, name) for name in EFFORTS]
@@ -122,7 +131,7 @@ class SettingsActions:
     def _command_read(self, rest: str) -> None:
         if not rest:
             raise CommandError("/read needs the name of a file.")
-        self.attach(rest)
+        self.attach(rest, f"/read {rest}")
 
     def _command_pin(self, rest: str) -> None:
         if self.conversation is None:

@@ -130,17 +130,3 @@ class TextScreen(Page[None]):
 
     def action_close(self) -> None:
         self.dismiss(None)
-
-
-class TooSmallScreen(ModalScreen[None]):
-    """Stands in for everything while the terminal is below 40x10. What runs goes on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._text = Static("", markup=False)
-
-    def compose(self) -> ComposeResult:
-        yield self._text
-
-    def show(self, width: int, height: int, note: str) -> None:
-        self._text.update(f"Terminal too small: {width}x{height}\ndsv41chat needs 40x10.\n{note}".rstrip())

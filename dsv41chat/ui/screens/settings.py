@@ -14,6 +14,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from dsv41chat.settings import KEYS, TURN_KEYS, Key, coerce, parse_text
+from dsv41chat.ui import themes
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.dialogs import AskScreen, LineScreen, Page
@@ -119,8 +120,8 @@ class SettingsScreen(Page[None]):
         row = self._rows[event.option_index]
         if row.key.kind == "bool":
             self._change(row, not row.value)
-        elif row.key.choices and row.name != "ui.theme":
-            choices = [(name, f"{'>' if name == row.value else ' '} {name}") for name in row.key.choices]
+        elif names := row.key.choices or (themes.names() if row.name == "ui.theme" else ()):
+            choices = [(name, f"{'>' if name == row.value else ' '} {name}") for name in names]
             self.app.push_screen(AskScreen(row.name, choices), lambda name: name is not None and self._change(row, name))
         else:
             start = row.value if isinstance(row.value, str) else "" if row.value is None else _shown(row.value)
