@@ -209,14 +209,16 @@ class TurnController:
         if not self._busy.acquire(blocking=False):
             raise TurnBusy("a turn is running")
         self._cancelled = self._aborted = False
+        self.host.disturb()
         turn = _Turn(self, request, stopped)
         try:
             yield from turn.events()
         finally:
             self._stream = None
             turn.leave_state()
-            self._busy.release()
+            # Before the next turn may begin: that one ends the rest.
             self.host.rest()
+            self._busy.release()
 
     # computed states ---------------------------------------------------------------------------------------------------
 
