@@ -108,7 +108,7 @@ class TurnController:
         conversation = self.store.conversation(conversation.id)
         leaf = leaf or conversation.leaf_id
         messages = tuple(self.store.path_to(leaf)) if leaf else ()
-        interrupted = tuple(m.id for m in messages if m.state == "interrupted")
+        interrupted = bool(messages) and messages[-1].state == "interrupted"
         return ConversationView(conversation, messages, holder is not None or self.store.readonly, holder, interrupted)
 
     def options(self, conversation: Any = None, build: BuildView | None = None) -> TurnOptions:

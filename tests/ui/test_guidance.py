@@ -96,6 +96,52 @@ async def test_an_unanswered_message_says_what_to_do(tmp_path):
         assert "Not answered" not in await shows(app, "Hello from the fake engine.")
 
 
+CUT = "The last answer was interrupted; what had arrived is kept."
+
+
+def with_cut_answer(store):
+    """A conversation whose only answer was left unfinished; its id and that of the answer."""
+    key = store.new_conversation().id
+    question = store.add_message(key, None, "user", "tell kill")
+    writer = store.begin_answer(key, question.id, "nano", "f", {"seed": 7})
+    writer.update("half of it")
+    return key, writer.finish("interrupted").id
+
+
+async def test_an_interrupted_answer_is_said_while_it_is_the_last(tmp_path):
+    """Not once something comes after it, also when opened again; said again where what was sent could not be stored."""
+    store = Store.memory(background=False)
+    key, cut = with_cut_answer(store)
+    app = opened(tmp_path, store, key)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        await shows(app, CUT, "ctrl+R answers again; Tab, then e")
+        await say(pilot, app, "define cow")
+        assert CUT not in await shows(app, "Hello from the fake engine.")
+        assert await chat.open_conversation(key)
+        assert CUT not in await drawn(app)
+        assert await chat.open_conversation(key, leaf=cut)
+        await shows(app, CUT)
+        await pilot.press("ctrl+r")
+        assert CUT not in await drawn(app)
+        await ended(chat)
+        assert CUT not in await drawn(app)
+
+
+async def test_a_reader_of_an_interrupted_answer_is_offered_nothing(tmp_path):
+    """It says what is so, without keys that do nothing here, and no longer once the other window goes on."""
+    with Store.open(tmp_path / "data", background=False) as first, Store.open(tmp_path / "data", background=False) as second:
+        key, cut = with_cut_answer(first)
+        first.lock(key)
+        app = opened(tmp_path, second, key)
+        async with app.run_test(size=(100, 30)):
+            shown = await shows(app, CUT, "read-only")
+            assert "ctrl+R" not in shown.rpartition(CUT)[2].partition("\n")[0] and "answers again" not in shown
+            first.add_message(key, cut, "user", "What is 7 + 8?")
+            assert CUT not in await shows(app, "What is 7 + 8?")
+
+
 async def test_an_answered_conversation_opens_without_such_a_line(tmp_path):
     store, key = stored("question", "answer")
     app = opened(tmp_path, store, key)
@@ -221,7 +267,8 @@ def test_a_batch_says_once_which_model_answers(program):
 @pytest.mark.parametrize(
     ("row", "typed", "said", "then"),
     [
-        ("draft", "deep", "draft must be", "3"), ("temperature", "-1", "temperature must be", "0.5"),
+        ("draft", "deep", "draft must be", "3"),
+        ("temperature", "-1", "temperature must be", "0.5"),
         ("seed", "x", "seed must be a whole number, or random, not 'x'.", "7"),
     ],  # fmt: skip
 )

@@ -250,6 +250,8 @@ class TurnActions:
                     self.begin_edit(taken.edited, keep_text=True)
             else:
                 self.reload_queue()
+            if taken is None:
+                self.show_waiting()
         elif full or taken is None or taken.retried:
             text += "\nThe message is saved." if full else "\nctrl+R tries again."
         if failure.code == "store":
@@ -340,7 +342,7 @@ class TurnActions:
         self.show_status()
 
     def tell_queue(self) -> None:
-        self._told_queue = f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back."
+        self._told_queue = f'{len(self.queue)} queued: send them? Palette: "Send queued messages", or up-arrow takes one back.'
         self.tell(self._told_queue)
 
     def recall_queued(self) -> None:
