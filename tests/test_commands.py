@@ -511,6 +511,21 @@ def test_a_message_that_was_taken_back_is_counted_nowhere(program, tmp_path):
     assert json.loads(command(other, "export", key, "--format", "json").out) == exported
 
 
+def test_a_conversation_that_shows_no_branch_is_imported_so(program, tmp_path):
+    """Its only message was taken back: it is there, and not what the next one goes on from."""
+    with Store.open(program.data) as store:
+        key = store.new_conversation().id
+        store.add_message(key, None, "user", "far too long")
+        store.set_leaf(key, None)
+    exported = program("conversations", "export", key, "--json").out
+    assert json.loads(exported)["leaf"] is None
+    other = program.at(tmp_path / "elsewhere")
+    assert '"far too long", 0 messages\n' in other("conversations", "import", "-", stdin=exported).err
+    assert other("conversations", "export", key, "--json").out == exported
+    copy = program("conversations", "import", "-", "--json", stdin=exported).object["conversations"][0]["id"]
+    assert json.loads(program("conversations", "export", copy, "--json").out)["leaf"] is None
+
+
 def test_import_overwrites_nothing(program, chats):
     before = exported(program, chats.one)
     result = program("conversations", "import", "-", "--json", stdin=json.dumps(before))

@@ -298,6 +298,9 @@ class Tree(Part):
                 key = self.add_tree(
                     one.messages, title=one.title, settings=one.settings, leaf_id=one.leaf, keep_ids=not taken, wish=wish
                 ).id  # fmt: skip
+                if one.leaf is None:
+                    # Its messages were taken back.
+                    db.execute("UPDATE conversations SET leaf_id = NULL WHERE id = ?", [key])
                 named = bool(one.title) and one.title != self._automatic_title(key)
                 values = [int(named), int(one.pinned), one.created, one.updated, self.clock(), key]
                 db.execute("UPDATE conversations SET named = ?, pinned = ?, created = ?, updated = ?, used = ? WHERE id = ?", values)
