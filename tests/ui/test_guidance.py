@@ -109,7 +109,7 @@ def with_cut_answer(store):
 
 
 async def test_an_interrupted_answer_is_said_while_it_is_the_last(tmp_path):
-    """Not once something comes after it, also when opened again; said again where what was sent could not be stored."""
+    """Not once something comes after it, also when opened again."""
     store = Store.memory(background=False)
     key, cut = with_cut_answer(store)
     app = opened(tmp_path, store, key)
@@ -175,6 +175,52 @@ async def test_leaving_a_message_that_is_too_long_takes_it_out(tmp_path, meanwhi
         path = app.store.path_to(chat.leaf_id)
         assert [message.text for message in path] == ["hello", "Hello from the fake engine.", "short", "Hello from the fake engine."]
         assert any(message.text == "x" * 700 for message in app.store.tree(chat.conversation.id)), "the text stays stored"
+
+
+async def test_a_conversation_of_one_message_that_was_taken_back_does_not_stay(tmp_path):
+    """Its text is the draft of a new one, with the settings that were chosen for it, also at the next start."""
+    text = "x" * 9000
+    with Store.open(tmp_path / "data", background=False) as store:
+        app = make_app(tmp_path, Script(context_limit=600), store=store)
+        async with app.run_test(size=(100, 30)) as pilot:
+            chat = chat_of(app)
+            await until(lambda: app.host.engine is not None and not chat.switching)
+            chat.change_option("temperature", 0.25)
+            await say(pilot, app, text)
+            await shows(app, "This message alone has 9,000 tokens")
+            await pilot.press("escape")
+            await until(lambda: chat.composer.expanded() == text and chat.conversation is None and chat.new_settings["temperature"] == 0.25)
+            await until(lambda: store.list_conversations() == [] and chat.focused is chat.composer)
+            assert app.controller.last_conversation_id is None and store.draft(None).meta["chips"]
+        (gone,) = store.list_conversations(deleted=True)
+        app = make_app(tmp_path, Script(context_limit=20_000), store=store)
+        async with app.run_test(size=(100, 30)) as pilot:
+            chat = chat_of(app)
+            await until(lambda: chat.composer.expanded() == text and app.host.engine is not None and not chat.switching)
+            await pilot.press("enter")
+            await ended(chat)
+            (kept,) = store.list_conversations()
+            assert kept.id != gone.id and store.path_to(kept.leaf_id)[0].text == text and store.draft(None) is None
+
+
+@pytest.mark.parametrize("keeps", ["typed meanwhile", "its title", "its queue"])
+async def test_a_conversation_that_holds_something_else_stays(tmp_path, keeps):
+    app = make_app(tmp_path, Script(context_limit=600))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "x" * 700)
+        await shows(app, "This message alone has 700 tokens")
+        key = chat.conversation.id
+        if keeps == "typed meanwhile":
+            chat.composer.insert("short")
+        elif keeps == "its title":
+            chat._renamed("Mine")
+        else:
+            app.store.queue_push(key, "wait")
+            chat.reload_queue()
+        await pilot.press("escape")
+        await until(lambda: app.screen is chat and chat.leaf_id is None and chat.composer.text)
+        assert chat.conversation.id == key == app.store.list_conversations()[0].id
 
 
 async def test_the_key_line_names_edit_only_where_it_works(tmp_path):
