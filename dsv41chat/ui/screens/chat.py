@@ -207,14 +207,14 @@ class ChatScreen(
         if last is not None and last.state == "interrupted":
             ways = "" if self.readonly else f" {again} answers again; Tab, then {self._key('message.edit')}, continues it."
             waiting.append(f"The last answer was interrupted; what had arrived is kept.{ways}")
-        elif last is not None and last.role == "user" and not self.readonly:
+        elif last is not None and last.role == "user" and last.id != self.editing and not self.readonly:
             waiting.append(f"Not answered: {again} answers it.")
         if queue and not self.readonly:
             waiting.append(f'{len(queue)} queued: {self._key("app.palette")}, "Send queued messages" sends {"it" if len(queue) == 1 else "them"}.')
         return [notice(" ".join(waiting), WAITING)] if waiting else []
 
     def show_waiting(self) -> None:
-        """Says anew what waits at the end of the branch on screen: after a stop, an edit that was cancelled, news from another window."""
+        """Says anew what waits at the end of the branch on screen: after a stop, an edit that was cancelled, another queue, news of a writer."""
         for entry in [entry for entry in self.transcript.entries if entry.key == WAITING]:
             self.transcript.drop(entry)
         last = next((entry.message for entry in reversed(self.transcript.entries) if entry.message is not None), None)

@@ -224,8 +224,7 @@ class TurnActions:
             if self.edit_label:
                 self.show_label()
                 self.set_timer(STOPPED_S, self.show_label)
-            else:
-                self.show_waiting()
+            self.show_waiting()
         self.spawn(self.refreshed(), "refresh")
         self.show_status()
         self.show_keys()
@@ -328,10 +327,13 @@ class TurnActions:
             self.tell(str(error), "error")
 
     def show_queue(self, queue: list[Any]) -> None:
-        if [item.id for item in queue] != [item.id for item in self.queue]:
+        other = [item.id for item in queue] != [item.id for item in self.queue]
+        self.queue = list(queue)
+        if other:
             # What was said about the queue is over, or of another conversation.
             self.untell(self._told_queue)
-        self.queue = list(queue)
+            if self._answer is None:
+                self.show_waiting()
         texts = [self.held] if self.held else [item.text for item in self.queue]
         self.status.queued = len(texts)
         self.composer.queued = len(self.queue)
