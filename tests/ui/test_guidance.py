@@ -203,6 +203,17 @@ async def test_a_conversation_of_one_message_that_was_taken_back_does_not_stay(t
             assert kept.id != gone.id and store.path_to(kept.leaf_id)[0].text == text and store.draft(None) is None
 
 
+async def test_a_draft_without_a_conversation_waits_behind_one_that_is_opened_at_the_start(tmp_path):
+    store, key = stored("question", "answer")
+    store.save_draft(None, "left [paste 1: 2 lines]", meta={"chips": {"[paste 1: 2 lines]": "two\nlines"}})
+    app = opened(tmp_path, store, key)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting and chat.composer.text == "")
+        await pilot.press("ctrl+n")
+        await until(lambda: chat.conversation is None and chat.composer.expanded() == "left two\nlines")
+
+
 @pytest.mark.parametrize("keeps", ["typed meanwhile", "its title", "its queue"])
 async def test_a_conversation_that_holds_something_else_stays(tmp_path, keeps):
     app = make_app(tmp_path, Script(context_limit=600))
