@@ -141,7 +141,7 @@ def _show(context: Any) -> int:
         context.json(export([conversation], store, "json", leaf=_leaf(context, conversation), tree=args.tree, parsed=True))
         return 0
     if args.tree:
-        text = outline(conversation, store.tree(conversation.id))
+        text = outline(conversation, store)
     else:
         text = readable(conversation, store.path_to(_leaf(context, conversation)), thinking=args.thinking)
     _page(context, text)
@@ -150,7 +150,8 @@ def _show(context: Any) -> int:
 
 def _leaf(context: Any, conversation: Any) -> str | None:
     branch = context.args.branch
-    return conversation.leaf_id if branch is None else context.store().message(branch, conversation.id).id
+    store = context.store()
+    return store.shown_leaf(conversation.id) if branch is None else store.message(branch, conversation.id).id
 
 
 def _page(context: Any, text: str) -> None:
@@ -197,14 +198,15 @@ def _import(context: Any) -> int:
     if text is None:
         raise UsageError("import - needs piped input.")
     found = importing.read(text, "standard input" if name == "-" else name)
-    stored = importing.store(found, context.store(write=True))
+    store = context.store(write=True)
+    stored = [(one, made, taken, store.message_count(made.id)) for one, made, taken in importing.store(found, store)]
     if context.args.json:
-        rows = [{"id": made.id, "exported_id": one.id, "title": made.title, "messages": len(one.messages)} for one, made, _ in stored]
+        rows = [{"id": made.id, "exported_id": one.id, "title": made.title, "messages": count} for one, made, _, count in stored]
         context.json({"ok": True, "conversations": rows})
         return 0
-    for one, made, taken in stored:
+    for _, made, taken, count in stored:
         copy = f" (a copy: {taken} {'were' if taken.endswith('s') else 'was'} taken)" if taken else ""
-        context.stderr.notice(f'imported {made.id} "{made.title}", {len(one.messages):,} message{"s" if len(one.messages) != 1 else ""}{copy}')
+        context.stderr.notice(f'imported {made.id} "{made.title}", {count:,} message{"s" if count != 1 else ""}{copy}')
     return 0
 
 

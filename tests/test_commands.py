@@ -520,6 +520,45 @@ def test_import_brings_the_whole_tree_back(program, chats, tmp_path, monkeypatch
     assert "second chat" in other("conversations", "list").out
 
 
+def test_a_message_that_was_taken_back_is_counted_nowhere(program, tmp_path):
+    """Its text is in the composer: list, tree, show, export and what an import of that says go by one rule; nothing is lost."""
+    with Store.open(program.data) as store:
+        key = store.new_conversation().id
+        question = store.add_message(key, None, "user", "define gravity")
+        answer = store.add_message(key, question.id, "assistant", "a force")
+        back = store.add_message(key, answer.id, "user", "define lake")
+        store.save_draft(key, "define lake", editing=back.id)
+    command = lambda at, *words: at("conversations", *words)
+    assert command(program, "list", "--json").object[0]["messages"] == 2
+    tree = command(program, "show", key, "--tree").out.splitlines()
+    assert [line[0] for line in tree[1:]] == ["*", "*", " "] and tree[3].endswith("user: define lake  (taken back)")
+    assert "define lake" not in command(program, "show", key).out + command(program, "export", key).out
+    assert len(command(program, "show", key, "--json").object["messages"]) == 2
+    file, other = tmp_path / "one.json", program.at(tmp_path / "elsewhere")
+    assert command(program, "export", key, "--format", "json", "-o", str(file)).code == 0
+    exported = json.loads(file.read_text())
+    assert exported["leaf"] == answer.id and [m["text"] for m in exported["messages"]] == ["define gravity", "a force", "define lake"]
+    assert f'imported {key} "define gravity", 2 messages\n' in command(other, "import", str(file)).err
+    assert command(other, "list", "--json").object[0]["messages"] == 2
+    assert command(other, "show", key, "--tree").out.splitlines() == tree
+    assert json.loads(command(other, "export", key, "--format", "json").out) == exported
+
+
+def test_a_conversation_that_shows_no_branch_is_imported_so(program, tmp_path):
+    """Its only message was taken back: it is there, and not what the next one goes on from."""
+    with Store.open(program.data) as store:
+        key = store.new_conversation().id
+        store.add_message(key, None, "user", "far too long")
+        store.set_leaf(key, None)
+    exported = program("conversations", "export", key, "--json").out
+    assert json.loads(exported)["leaf"] is None
+    other = program.at(tmp_path / "elsewhere")
+    assert '"far too long", 0 messages\n' in other("conversations", "import", "-", stdin=exported).err
+    assert other("conversations", "export", key, "--json").out == exported
+    copy = program("conversations", "import", "-", "--json", stdin=exported).object["conversations"][0]["id"]
+    assert json.loads(program("conversations", "export", copy, "--json").out)["leaf"] is None
+
+
 def test_import_overwrites_nothing(program, chats):
     before = exported(program, chats.one)
     result = program("conversations", "import", "-", "--json", stdin=json.dumps(before))

@@ -11,6 +11,7 @@ from dsv41chat.store.errors import Ambiguous, NotFound
 from dsv41chat.store.part import Part, lock_name
 from dsv41chat.store.records import Conversation, ConversationSummary
 from dsv41chat.store.titles import title_of
+from dsv41chat.store.tree import COUNTED, WITH_DRAFTS
 
 MIN_PREFIX = 4
 DAY_S = 86_400.0
@@ -77,8 +78,7 @@ class Conversations(Part):
         """Lines of the list, newest first.
 
         search: part of the title, whatever its case, or (unless titles_only) words of any message. build: name of the build of
-        the newest answer. deleted: the deleted ones instead. sort: recent, title, created or size. A message without an answer that is
-        being written again is a draft and not counted: its text is back in the composer, or it was taken off the branch on screen.
+        the newest answer. deleted: the deleted ones instead. sort: recent, title, created or size. Messages are counted as in `message_count`.
         """
         where, params = [f"c.deleted IS {'NOT NULL' if deleted else 'NULL'}"], []
         if search:
@@ -94,11 +94,8 @@ class Conversations(Part):
         rows = self._rows(
             f"""
             SELECT c.*, a.usage, a.build_name, a.build_fingerprint,
-              (SELECT count(*) FROM messages m WHERE m.conversation_id = c.id AND m.role <> 'system' AND NOT (
-                 m.role = 'user' AND (m.parent_id IS c.leaf_id OR m.id IS d.editing)
-                 AND NOT EXISTS (SELECT 1 FROM messages n WHERE n.parent_id = m.id)
-               )) AS messages
-            FROM conversations c LEFT JOIN drafts d ON coalesce(d.conversation_id, '') = c.id LEFT JOIN messages a ON a.seq =
+              (SELECT count(*) FROM messages m WHERE m.conversation_id = c.id AND {COUNTED}) AS messages
+            FROM {WITH_DRAFTS} LEFT JOIN messages a ON a.seq =
               (SELECT max(seq) FROM messages m WHERE m.conversation_id = c.id AND m.role = 'assistant')
             WHERE {" AND ".join(where)} ORDER BY {order} LIMIT ? OFFSET ?
             """,

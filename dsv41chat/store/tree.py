@@ -25,6 +25,15 @@ _BELOW = """(
 )"""
 
 
+# Of a message m, its conversation c and what is being written there, d: without an answer, and written again or off the branch on screen.
+TAKEN_BACK = """(
+    m.role = 'user' AND (m.parent_id IS c.leaf_id OR m.id IS d.editing) AND NOT EXISTS (SELECT 1 FROM messages n WHERE n.parent_id = m.id)
+)"""
+COUNTED = f"m.role <> 'system' AND NOT {TAKEN_BACK}"
+WITH_DRAFTS = "conversations c LEFT JOIN drafts d ON coalesce(d.conversation_id, '') = c.id"
+OWN_MESSAGES = f"{WITH_DRAFTS} JOIN messages m ON m.conversation_id = c.id WHERE c.id = ?"
+
+
 class Tree(Part):
     def add_message(
         self,
@@ -123,6 +132,20 @@ class Tree(Part):
     def tree(self, conversation_id: str) -> list[Message]:
         """All messages of all branches in order of arrival; a parent comes before its children."""
         return self._messages("conversation_id = ?", [conversation_id])
+
+    def taken_back(self, conversation_id: str) -> frozenset[str]:
+        """Messages that are no part of the conversation for now: their text is back in the composer, or was taken out of it too."""
+        rows = self._rows(f"SELECT m.id FROM {OWN_MESSAGES} AND {TAKEN_BACK}", [conversation_id])
+        return frozenset(row["id"] for row in rows)
+
+    def message_count(self, conversation_id: str) -> int:
+        """The messages of all branches, as every list counts them: without the system text and without those that were taken back."""
+        return self._row(f"SELECT count(*) AS n FROM {OWN_MESSAGES} AND {COUNTED}", [conversation_id])["n"]
+
+    def shown_leaf(self, conversation_id: str, leaf_id: str | None = None) -> str | None:
+        """Where the branch that ends in `leaf_id` (default: the one on screen) ends for a reader: before a message that was taken back."""
+        leaf_id = leaf_id or self._conversation(conversation_id).leaf_id
+        return self.message(leaf_id).parent_id if leaf_id in self.taken_back(conversation_id) else leaf_id
 
     def children(self, message_id: str) -> list[Message]:
         """The answers to, or follow-ups of, a message, oldest first."""
@@ -252,6 +275,9 @@ class Tree(Part):
                 key = self.add_tree(
                     one.messages, title=one.title, settings=one.settings, leaf_id=one.leaf, keep_ids=not taken, wish=wish
                 ).id  # fmt: skip
+                if one.leaf is None:
+                    # Its messages were taken back.
+                    db.execute("UPDATE conversations SET leaf_id = NULL WHERE id = ?", [key])
                 named = bool(one.title) and one.title != self._automatic_title(key)
                 values = [int(named), int(one.pinned), one.created, one.updated, self.clock(), key]
                 db.execute("UPDATE conversations SET named = ?, pinned = ?, created = ?, updated = ?, used = ? WHERE id = ?", values)

@@ -106,10 +106,11 @@ class ChatApp(App[int]):
         begin = self.begin
         for problem in clashes(self.user_keys):
             chat.tell(problem, "warning")
+        draft = await asyncio.to_thread(self._first_draft)
         if begin.view is not None:
+            chat.keep_first_draft(draft)
             await chat.open_conversation(begin.view)
         else:
-            draft = await asyncio.to_thread(self.store.draft, None)
             early = chat.composer.text
             chat.clear_conversation()
             chat.restore_draft(draft, early)
@@ -132,6 +133,14 @@ class ChatApp(App[int]):
             chat.action_welcome()
         if begin.pick:
             chat.action_conversations()
+
+    def _first_draft(self) -> Any:
+        """What was written where there is no conversation yet; a store that cannot be read says so where it is needed."""
+        try:
+            return self.store.draft(None)
+        except StoreError as error:
+            log.warning("the draft of a new conversation is not read: %s", error)
+            return None
 
     def get_driver_class(self) -> type[Driver]:
         """The driver of our own where Textual would take its one for Unix terminals."""

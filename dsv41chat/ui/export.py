@@ -33,7 +33,7 @@ def export(
     """The text of `conversations` in one of FORMATS.
 
     json: the whole tree of each with ids, parents, parameters and receipts; one object, with `many` an array. jsonl: one message
-    a line. md and text: the branch that ends in `leaf` (default: the one on screen). tree False: only that branch in json too.
+    a line. md and text: the branch that ends in `leaf` (default: `Store.shown_leaf`). tree False: only that branch in json too.
     parsed: the JSON value instead of its text. unread: told of each conversation that cannot be read, which is then left out; without
     it the first StoreError is raised.
     """
@@ -47,22 +47,23 @@ def export(
                     raise
                 unread(conversation, error)
 
+    end = lambda c: leaf or store.shown_leaf(c.id)
     if format == "json":
-        values = list(each(lambda c: _as_dict(c, store.tree(c.id) if tree else store.path_to(leaf or c.leaf_id))))
+        values = list(each(lambda c: _as_dict(c, end(c), store.tree(c.id) if tree else store.path_to(end(c)))))
         value = values if many else values[0]
         return value if parsed else json_text(value, indent=1) + "\n"
     if format == "jsonl":
         rows = lambda c: [{"conversation": c.id, **message_dict(m)} for m in store.tree(c.id)]
         return "".join(json_text(row) + "\n" for found in each(rows) for row in found)
     write = markdown if format == "md" else readable
-    return "\n".join(each(lambda c: write(c, store.path_to(leaf or c.leaf_id))))
+    return "\n".join(each(lambda c: write(c, store.path_to(end(c)))))
 
 
-def _as_dict(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
+def _as_dict(conversation: Conversation, leaf: str | None, messages: Sequence[Message]) -> dict[str, Any]:
     c = conversation
     return {
         "v": SCHEMA, "type": "conversation", "version": __version__, "id": c.id, "title": c.title, "created": c.created, "updated": c.updated,
-        "leaf": c.leaf_id, "pinned": c.pinned, "settings": c.settings, "messages": [message_dict(m) for m in messages],
+        "leaf": leaf, "pinned": c.pinned, "settings": c.settings, "messages": [message_dict(m) for m in messages],
     }  # fmt: skip
 
 
@@ -117,13 +118,14 @@ def readable(conversation: Conversation, path: Sequence[Message], *, thinking: b
     return "\n".join(lines)
 
 
-def outline(conversation: Conversation, tree: Sequence[Message]) -> str:
-    """Every message of every branch on a line, indented where branches part. * marks the branch on screen."""
+def outline(conversation: Conversation, store: Store) -> str:
+    """Every message of every branch on a line, indented where branches part. * marks the branch on screen, words what was taken back."""
+    tree, taken_back = store.tree(conversation.id), store.taken_back(conversation.id)
     children: dict[str | None, list[Message]] = {}
     parents = {m.id: m.parent_id for m in tree}
     for m in tree:
         children.setdefault(m.parent_id, []).append(m)
-    shown, leaf = set(), conversation.leaf_id
+    shown, leaf = set(), store.shown_leaf(conversation.id)
     while leaf is not None:
         shown.add(leaf)
         leaf = parents.get(leaf)
@@ -132,7 +134,7 @@ def outline(conversation: Conversation, tree: Sequence[Message]) -> str:
     while stack:
         m, depth = stack.pop()
         first = " ".join(m.text.split())[:60]
-        ended = mark(m)
+        ended = "taken back" if m.id in taken_back else mark(m)
         lines.append(f"{'*' if m.id in shown else ' '} {'  ' * depth}[{m.id}] {m.role}: {first}" + (f"  ({ended})" if ended else ""))
         below = children.get(m.id, [])
         stack += [(child, depth + (len(below) > 1)) for child in reversed(below)]

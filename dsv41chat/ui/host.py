@@ -105,6 +105,7 @@ class EngineHost(Builds, IdleWork):
                     self._open(previous, lambda event: None, lambda: False)
                 raise
 
+        self.disturb()
         return self.thread.stream(job)
 
     def _claim(self, view: BuildView) -> None:
@@ -177,13 +178,15 @@ class EngineHost(Builds, IdleWork):
 
     def unload(self) -> None:
         """Forget the engine and every session."""
+        self.disturb()
         self.thread.call(self._drop)
         self._release()
 
     def session(self, key: str) -> Session:
         """The session of a conversation (of a batch: shared). Large builds keep one lane, small ones eight; the least recently used goes first."""
         self._require_device()
-        return self.thread.call(self._session, key)
+        with self.wanted():
+            return self.thread.call(self._session, key)
 
     def _session(self, key: str) -> Session:
         if key in self._sessions:
@@ -219,7 +222,10 @@ class EngineHost(Builds, IdleWork):
     def cached(self, key: str, prompt: EncodedPrompt) -> int:
         """How many ids of `prompt` that session holds already (0 without one)."""
         session = self._sessions.get(key)
-        return 0 if session is None else min(self.thread.call(session.held, prompt.ids), len(prompt.ids) - 1)
+        if session is None:
+            return 0
+        with self.wanted():
+            return min(self.thread.call(session.held, prompt.ids), len(prompt.ids) - 1)
 
     def encode(self, messages: Sequence[Message], options: TurnOptions) -> EncodedPrompt:
         """The ids of a conversation for the loaded build. Runs on the caller's thread (no MLX)."""
@@ -309,7 +315,8 @@ class EngineHost(Builds, IdleWork):
                 held = session.held(prefix)
                 return Resumed(held, len(prefix), 0.0, "memory") if held else self.states.resume(session, prefix, turn)
 
-        return self.thread.call(job)
+        with self.wanted():
+            return self.thread.call(job)
 
     def close(self, timeout_s: float | None = 5.0) -> bool:
         """Unload and end the engine thread. False: a job still runs (the process may leave without it)."""

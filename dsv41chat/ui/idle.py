@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dsv41chat.engine.errors import EngineError
@@ -78,8 +79,19 @@ class IdleWork:
         except EngineError as error:
             log.warning("drafting could not be timed: %s", error)
 
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Somebody waits for the engine for a moment: idle work gives way, and what was left of it is due again after that."""
+        due = self._rest is not None
+        self.disturb()
+        try:
+            yield
+        finally:
+            if due:
+                self.rest()
+
     def disturb(self) -> None:
-        """Somebody wants the engine: what runs in idle time gives way at its next chunk."""
+        """Somebody wants the engine: what runs in idle time gives way before its next forward."""
         self._disturbed.set()
         if self._rest is not None:
             self._rest.cancel()

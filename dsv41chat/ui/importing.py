@@ -26,7 +26,7 @@ class ImportRefused(UsageError):
 
 @dataclass(frozen=True)
 class Exported:
-    """One conversation of a file. messages: parents before children. leaf: id of the one on screen, None while empty."""
+    """One conversation of a file. messages: parents before children. leaf: id of the one on screen, None where none is."""
 
     id: str
     title: str

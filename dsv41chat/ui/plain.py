@@ -284,7 +284,7 @@ class PlainChat:
             if message.role == "assistant" and (line := receipt(message)):
                 self.say(f"({line})")
         if view.interrupted:
-            self.say("The last answer was interrupted; /retry answers again.")
+            self.say("The last answer was interrupted" + ("." if self.readonly else "; /retry answers again."))
         elif self.unanswered and not self.readonly:
             self.say(UNANSWERED)
         if self.readonly:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     # Imported where they are used: the first frame does not wait for them.
     from dsv41chat.engine import Engine, Session
     from dsv41chat.engine.chat.encode import EncodedPrompt
+    from dsv41chat.engine.invariance import RowsTest
     from dsv41chat.settings import Settings
     from dsv41chat.store.prompt_cache import PromptCache
     from dsv41chat.store.prompt_cache_index import Found
@@ -75,6 +76,7 @@ class States:
         self.off_reason: str | None = None if folder is not None else "switched off"
         self._engine: Engine | None = None
         self._build: Any = None
+        self._rows_test: RowsTest | None = None
         self._chains: WeakKeyDictionary[Any, list[Ticket]] = WeakKeyDictionary()
         self._seals: WeakKeyDictionary[Any, _Seal] = WeakKeyDictionary()
         self._rate: float | None = None
@@ -120,7 +122,7 @@ class States:
             self._fail(error)
 
     def unbind(self) -> None:
-        self._engine = self._build = None
+        self._engine = self._build = self._rows_test = None
         self._seals.clear()
         self._chains.clear()
 
@@ -384,11 +386,12 @@ class States:
         return True
 
     def measure(self, stop: Callable[[], bool]) -> None:
-        """Find out, once per build and device, whether rows are independent of each other."""
-        from dsv41chat.engine.invariance import measure_rows, rows_known
+        """Find out, once per build and device, whether rows are independent of each other. Stopped, the next call goes on from there."""
+        from dsv41chat.engine.invariance import RowsTest, measure_rows, rows_known
 
         if self._engine is not None and not stop() and not rows_known(self._engine):
-            measure_rows(self._engine)
+            self._rows_test = self._rows_test or RowsTest(self._engine.trunk, self._engine.prefill_chunk)
+            measure_rows(self._engine, stop, self._rows_test)
 
     def forget_seal(self, session: Session) -> None:
         """The next prompt is here: what it needs of the last answer is part of its own prefill."""

@@ -108,7 +108,7 @@ class TurnController:
         conversation = self.store.conversation(conversation.id)
         leaf = leaf or conversation.leaf_id
         messages = tuple(self.store.path_to(leaf)) if leaf else ()
-        interrupted = tuple(m.id for m in messages if m.state == "interrupted")
+        interrupted = bool(messages) and messages[-1].state == "interrupted"
         return ConversationView(conversation, messages, holder is not None or self.store.readonly, holder, interrupted)
 
     def options(self, conversation: Any = None, build: BuildView | None = None) -> TurnOptions:
@@ -209,14 +209,16 @@ class TurnController:
         if not self._busy.acquire(blocking=False):
             raise TurnBusy("a turn is running")
         self._cancelled = self._aborted = False
+        self.host.disturb()
         turn = _Turn(self, request, stopped)
         try:
             yield from turn.events()
         finally:
             self._stream = None
             turn.leave_state()
-            self._busy.release()
+            # Before the next turn may begin: that one ends the rest.
             self.host.rest()
+            self._busy.release()
 
     # computed states ---------------------------------------------------------------------------------------------------
 

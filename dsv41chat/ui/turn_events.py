@@ -181,15 +181,15 @@ class BuildView:
 class ConversationView:
     """A conversation as opened: the messages from the first to the shown leaf.
 
-    readonly: another live process holds it (`holder`: its pid); interrupted: answers that a process left unfinished when it
-    died, found when the store was opened.
+    readonly: another live process holds it (`holder`: its pid); interrupted: the last message is an answer that a process left
+    unfinished when it died.
     """
 
     conversation: Any
     messages: tuple[Any, ...]
     readonly: bool = False
     holder: int | None = None
-    interrupted: tuple[str, ...] = ()
+    interrupted: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 
 from dsv41chat.engine import open_engine
 from dsv41chat.engine.errors import SnapshotMismatch
-from dsv41chat.engine.invariance import differing_widths
+from dsv41chat.engine.invariance import RowsTest
 from dsv41chat.engine.snapshot import fixed, growing, restore, state_facts, to_bytes
 from tests.engine.v4 import tiny
 from tests.v41 import PACK, lane_bits
@@ -196,7 +196,7 @@ def test_the_facts_of_a_state(engine, tmp_path):
 
 def test_rows_are_independent_of_their_neighbours_here(engine):
     """The self-test that decides where marks may stand; on this route it passes."""
-    assert differing_widths(engine.trunk) == []
+    assert RowsTest(engine.trunk).run() is True
 
 
 def test_fault_a_route_that_depends_on_the_width(engine, monkeypatch):
@@ -209,7 +209,7 @@ def test_fault_a_route_that_depends_on_the_width(engine, monkeypatch):
         return trial
 
     monkeypatch.setattr(type(engine.trunk), "forward", planted)
-    assert differing_widths(engine.trunk) != []
+    assert RowsTest(engine.trunk).run() is False
 
 
 CHILD = """

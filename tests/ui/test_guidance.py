@@ -96,6 +96,52 @@ async def test_an_unanswered_message_says_what_to_do(tmp_path):
         assert "Not answered" not in await shows(app, "Hello from the fake engine.")
 
 
+CUT = "The last answer was interrupted; what had arrived is kept."
+
+
+def with_cut_answer(store):
+    """A conversation whose only answer was left unfinished; its id and that of the answer."""
+    key = store.new_conversation().id
+    question = store.add_message(key, None, "user", "tell kill")
+    writer = store.begin_answer(key, question.id, "nano", "f", {"seed": 7})
+    writer.update("half of it")
+    return key, writer.finish("interrupted").id
+
+
+async def test_an_interrupted_answer_is_said_while_it_is_the_last(tmp_path):
+    """Not once something comes after it, also when opened again."""
+    store = Store.memory(background=False)
+    key, cut = with_cut_answer(store)
+    app = opened(tmp_path, store, key)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        await shows(app, CUT, "ctrl+R answers again; Tab, then e")
+        await say(pilot, app, "define cow")
+        assert CUT not in await shows(app, "Hello from the fake engine.")
+        assert await chat.open_conversation(key)
+        assert CUT not in await drawn(app)
+        assert await chat.open_conversation(key, leaf=cut)
+        await shows(app, CUT)
+        await pilot.press("ctrl+r")
+        assert CUT not in await drawn(app)
+        await ended(chat)
+        assert CUT not in await drawn(app)
+
+
+async def test_a_reader_of_an_interrupted_answer_is_offered_nothing(tmp_path):
+    """It says what is so, without keys that do nothing here, and no longer once the other window goes on."""
+    with Store.open(tmp_path / "data", background=False) as first, Store.open(tmp_path / "data", background=False) as second:
+        key, cut = with_cut_answer(first)
+        first.lock(key)
+        app = opened(tmp_path, second, key)
+        async with app.run_test(size=(100, 30)):
+            shown = await shows(app, CUT, "read-only")
+            assert "ctrl+R" not in shown.rpartition(CUT)[2].partition("\n")[0] and "answers again" not in shown
+            first.add_message(key, cut, "user", "What is 7 + 8?")
+            assert CUT not in await shows(app, "What is 7 + 8?")
+
+
 async def test_an_answered_conversation_opens_without_such_a_line(tmp_path):
     store, key = stored("question", "answer")
     app = opened(tmp_path, store, key)
@@ -129,6 +175,63 @@ async def test_leaving_a_message_that_is_too_long_takes_it_out(tmp_path, meanwhi
         path = app.store.path_to(chat.leaf_id)
         assert [message.text for message in path] == ["hello", "Hello from the fake engine.", "short", "Hello from the fake engine."]
         assert any(message.text == "x" * 700 for message in app.store.tree(chat.conversation.id)), "the text stays stored"
+
+
+async def test_a_conversation_of_one_message_that_was_taken_back_does_not_stay(tmp_path):
+    """Its text is the draft of a new one, with the settings that were chosen for it, also at the next start."""
+    text = "x" * 9000
+    with Store.open(tmp_path / "data", background=False) as store:
+        app = make_app(tmp_path, Script(context_limit=600), store=store)
+        async with app.run_test(size=(100, 30)) as pilot:
+            chat = chat_of(app)
+            await until(lambda: app.host.engine is not None and not chat.switching)
+            chat.change_option("temperature", 0.25)
+            await say(pilot, app, text)
+            await shows(app, "This message alone has 9,000 tokens")
+            await pilot.press("escape")
+            await until(lambda: chat.composer.expanded() == text and chat.conversation is None and chat.new_settings["temperature"] == 0.25)
+            await until(lambda: store.list_conversations() == [] and chat.focused is chat.composer)
+            assert app.controller.last_conversation_id is None and store.draft(None).meta["chips"]
+        (gone,) = store.list_conversations(deleted=True)
+        app = make_app(tmp_path, Script(context_limit=20_000), store=store)
+        async with app.run_test(size=(100, 30)) as pilot:
+            chat = chat_of(app)
+            await until(lambda: chat.composer.expanded() == text and app.host.engine is not None and not chat.switching)
+            await pilot.press("enter")
+            await ended(chat)
+            (kept,) = store.list_conversations()
+            assert kept.id != gone.id and store.path_to(kept.leaf_id)[0].text == text and store.draft(None) is None
+
+
+async def test_a_draft_without_a_conversation_waits_behind_one_that_is_opened_at_the_start(tmp_path):
+    store, key = stored("question", "answer")
+    store.save_draft(None, "left [paste 1: 2 lines]", meta={"chips": {"[paste 1: 2 lines]": "two\nlines"}})
+    app = opened(tmp_path, store, key)
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: not chat.starting and chat.composer.text == "")
+        await pilot.press("ctrl+n")
+        await until(lambda: chat.conversation is None and chat.composer.expanded() == "left two\nlines")
+
+
+@pytest.mark.parametrize("keeps", ["typed meanwhile", "its title", "its queue"])
+async def test_a_conversation_that_holds_something_else_stays(tmp_path, keeps):
+    app = make_app(tmp_path, Script(context_limit=600))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "x" * 700)
+        await shows(app, "This message alone has 700 tokens")
+        key = chat.conversation.id
+        if keeps == "typed meanwhile":
+            chat.composer.insert("short")
+        elif keeps == "its title":
+            chat._renamed("Mine")
+        else:
+            app.store.queue_push(key, "wait")
+            chat.reload_queue()
+        await pilot.press("escape")
+        await until(lambda: app.screen is chat and chat.leaf_id is None and chat.composer.text)
+        assert chat.conversation.id == key == app.store.list_conversations()[0].id
 
 
 async def test_the_key_line_names_edit_only_where_it_works(tmp_path):
@@ -221,7 +324,8 @@ def test_a_batch_says_once_which_model_answers(program):
 @pytest.mark.parametrize(
     ("row", "typed", "said", "then"),
     [
-        ("draft", "deep", "draft must be", "3"), ("temperature", "-1", "temperature must be", "0.5"),
+        ("draft", "deep", "draft must be", "3"),
+        ("temperature", "-1", "temperature must be", "0.5"),
         ("seed", "x", "seed must be a whole number, or random, not 'x'.", "7"),
     ],  # fmt: skip
 )

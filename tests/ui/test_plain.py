@@ -47,6 +47,20 @@ def test_a_conversation_in_lines(tmp_path):
     assert len(plain.store.children(plain.store.tree(plain.conversation.id)[2].id)) == 2
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_interrupted_answer_is_said_where_it_is_the_last(tmp_path, goes_on):
+    store = Store.memory(background=False)
+    key = store.new_conversation().id
+    writer = store.begin_answer(key, store.add_message(key, None, "user", "tell kill").id, "nano", "f", {})
+    writer.update("half of it")
+    cut = writer.finish("interrupted")
+    if goes_on:
+        store.add_message(key, store.add_message(key, cut.id, "user", "define cow").id, "assistant", "an animal")
+    plain = chat(tmp_path, [f"/open {key}", "/quit"], store=store)
+    assert plain.run() == 0
+    assert ("The last answer was interrupted; /retry answers again." in plain.out.getvalue()) is not goes_on
+
+
 def test_the_end_of_the_input_closes_a_text_and_sends_it(tmp_path):
     plain = chat(tmp_path, ['"""', "my precious", "text"])
     assert plain.run() == 0

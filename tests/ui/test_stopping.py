@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.ui.fakes import Script
-from tests.ui.tui import drawn, ended, make_app, ready, running, screen_text, shows, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, ready, running, screen_text, shows, until
 
 
 async def stopped_in_prefill(pilot, chat, text: str = "word " * 200) -> int:
@@ -60,6 +60,34 @@ async def test_the_notice_about_a_queue_stays_with_its_conversation(tmp_path, wh
         await until(lambda: "queued" not in screen_text(app))
         assert await chat.open_conversation(key)
         await until(lambda: any("1 queued: send" in toast.message for toast in app._notifications))
+
+
+async def test_a_queue_says_how_it_is_sent_while_a_message_is_written_again(tmp_path, monkeypatch):
+    """Below the message, for as long as it is so: another queue, the edit's end and sending change what is said."""
+    monkeypatch.setattr("dsv41chat.ui.screens.chat_turns.STOPPED_S", 0.01)
+    app = make_app(tmp_path, Script(prefill_s=0.05))
+    async with app.run_test(size=(100, 40)) as pilot:
+        chat = chat_of(app)
+        await until(lambda: app.host.engine is not None and not chat.switching)
+        chat.composer.insert("word " * 200)
+        await pilot.press("enter")
+        await until(lambda: chat.status.prefilled >= 128)
+        for text in ("one", "two"):
+            chat.submit(text)
+        await pilot.press("escape")
+        await ended(chat)
+        sends = '%d queued: ctrl+P, "Send queued messages" sends'
+        shown = await shows(app, sends % 2, "Enter creates a branch")
+        assert "Not answered" not in shown and chat.editing is not None
+        chat.on_remove_queued()
+        assert sends % 2 not in await shows(app, sends % 1)
+        await pilot.press("escape")
+        await shows(app, f"Not answered: ctrl+R answers it. {sends % 1}")
+        app.host.engine.script.prefill_s = 0.0
+        chat._finish = None
+        chat.action_send_queued()
+        await ended(chat)
+        assert "Send queued messages" not in await drawn(app) and not chat.queue
 
 
 async def streaming(pilot, app, text: str = "question"):

@@ -121,9 +121,9 @@ class Drafting:
         """Time windows of 1 .. block + 1 rows and a pass of the drafter on a scratch lane of `position` tokens, and keep the costs.
 
         The median of several each, after a first one that is not counted. Takes a second or so; for idle moments and `doctor`. What is
-        recorded for the scratch lane serves the next conversation. Asks cancel before each; False, and nothing is kept, when it says so.
+        recorded for the scratch lane serves the next conversation. Asks cancel before each call; False, and nothing is kept, when it says so.
         """
-        if self.model is None:
+        if self.model is None or cancel():
             return False
         self.verdicts()
         target, drafter = Target(self.trunk), new_drafter(self.model)
@@ -132,6 +132,8 @@ class Drafting:
         # As in a round of middling success: some rows have come since the last pass.
         first = max(1, position - (self.block + 1) // 2)
         for a, b in ((0, first), (first, position)):
+            if cancel():
+                return False
             trial = target.rows(ids[a:b], logits_from=None, want_taps=True)
             target.commit(trial, trial.count)
             drafter.ingest(trial.taps, a, ids[a + 1 : b + 1])

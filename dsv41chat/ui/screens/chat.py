@@ -21,7 +21,6 @@ from dsv41chat.ui.builds import card_line
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, TRANSCRIPT, bindings, shown_keys
 from dsv41chat.ui.messages import Hint
 from dsv41chat.ui.present import entry_of, notice, readonly_reason
-from dsv41chat.ui.render.entry import USER
 from dsv41chat.ui.sanitize import visible_line
 from dsv41chat.ui.screens.chat_drafts import DraftActions
 from dsv41chat.ui.screens.chat_files import FileActions
@@ -205,31 +204,31 @@ class ChatScreen(
         if self.readonly:
             remedy = ' When that process is gone: palette, "Take over".' if view.holder is not None else ""
             notices.append(notice(visible_line(readonly_reason(view.holder, self.app.store)) + remedy, error=True))
-        if view.interrupted:
-            again, goes_on = self._key("chat.regenerate"), self._key("message.edit")
-            ways = f"{again} answers again; Tab, then {goes_on}, continues it"
-            notices.append(notice(f"The last answer was interrupted; what had arrived is kept. {ways}."))
-        waiting = self._waiting(bool(view.messages) and view.messages[-1].role == "user", queue)
-        return notices + waiting
+        return notices + self._waiting(view.messages[-1] if view.messages else None, queue)
 
-    def _waiting(self, unanswered: bool, queue: list) -> list:
-        """The notice that says what is not answered and what is not sent, and how to have it done; in a list, empty for nothing."""
-        waiting = []
-        if unanswered:
-            waiting.append(f"Not answered: {self._key('chat.regenerate')} answers it.")
-        if queue:
+    def _waiting(self, last: Any, queue: list) -> list:
+        """The notice that says what of the branch is not answered, or not to its end, and what is not sent; in a list, empty for nothing.
+
+        last: the last message of the branch. What can be done is said only where it can.
+        """
+        waiting, again = [], self._key("chat.regenerate")
+        if last is not None and last.state == "interrupted":
+            ways = "" if self.readonly else f" {again} answers again; Tab, then {self._key('message.edit')}, continues it."
+            waiting.append(f"The last answer was interrupted; what had arrived is kept.{ways}")
+        elif last is not None and last.role == "user" and last.id != self.editing and not self.readonly:
+            waiting.append(f"Not answered: {again} answers it.")
+        if queue and not self.readonly:
             waiting.append(f'{len(queue)} queued: {self._key("app.palette")}, "Send queued messages" sends {"it" if len(queue) == 1 else "them"}.')
-        return [notice(" ".join(waiting), WAITING)] if waiting and not self.readonly else []
+        return [notice(" ".join(waiting), WAITING)] if waiting else []
 
     def show_waiting(self) -> None:
-        """Says it where a message has been left without an answer: a stop before its first token, an edit of it that was cancelled."""
-        last = next((entry for entry in reversed(self.transcript.entries) if entry.message is not None), None)
-        if last is None or last.role != USER or last.message.id != self.leaf_id:
-            return
+        """Says anew what waits at the end of the branch on screen: after a stop, an edit that was cancelled, another queue, news of a writer."""
         for entry in [entry for entry in self.transcript.entries if entry.key == WAITING]:
             self.transcript.drop(entry)
-        for line in self._waiting(True, self.queue):
-            self.transcript.append(line)
+        last = next((entry.message for entry in reversed(self.transcript.entries) if entry.message is not None), None)
+        if last is not None and last.id == self.leaf_id:
+            for line in self._waiting(last, self.queue):
+                self.transcript.append(line)
 
     def _status_of(self, messages: Sequence[Any]) -> None:
         """The context figures of the newest answer, until a turn brings its own."""

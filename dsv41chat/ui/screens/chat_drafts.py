@@ -107,6 +107,9 @@ class DraftActions:
             self._draft_timer = None
         if self.readonly or self.app.readonly or not self.is_mounted:
             return
+        if self.starting and self.app.begin.view is not None:
+            # What is typed until then goes into the conversation that opens; the draft without one is another text.
+            return
         key = self.conversation.id if self.conversation else None
         text = self.unread(self.composer.text)
         if key is None and self.held:
@@ -142,6 +145,11 @@ class DraftActions:
         """What was written before there was a conversation is a message now."""
         self._newest_draft = self._newest_of[None] = draft = (None, "", None, None)
         self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
+
+    def keep_first_draft(self, draft: Any) -> None:
+        """What an earlier run left where there is no conversation yet: a new one begins with it."""
+        if draft is not None:
+            self._newest_of[None] = (None, draft.text, None, draft.meta)
 
     def restore_first_draft(self) -> None:
         """What was being written where there is no conversation yet, when that was left for another."""

@@ -265,15 +265,15 @@ class ToolActions:
         if conversation_id is None:
             self.tell("There is nothing to export yet.")
             return
+        here = self.conversation is not None and conversation_id == self.conversation.id
         try:
             conversation = self.app.store.conversation(conversation_id)
+            leaf = self.app.store.shown_leaf(conversation_id, self.leaf_id if here else None)
         except StoreError as error:
             self.tell(str(error), "error")
             return
-        here = self.conversation is not None and conversation.id == self.conversation.id
         selected = self.transcript.selected_entry if here else None
         message = selected.message.id if selected is not None and selected.message is not None else None
-        leaf = self.leaf_id if here else conversation.leaf_id
         self.app.push_screen(ExportScreen(conversation, leaf, message), self._export_chosen)
 
     def _export_chosen(self, request: ExportRequest | None) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import Store, StoreError
 from dsv41chat.store.records import MESSAGE_DIGITS, Message, new_id
+from dsv41chat.store.titles import title_of
 from dsv41chat.ui.present import update_entry
 from dsv41chat.ui.render.entry import USER, Entry
 from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.turn_events import Failed, TurnRequest
+from dsv41chat.ui.widgets.sidebar import Sidebar
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +214,9 @@ class TroubleActions:
                 if asked:
                     self.begin_edit(entry)
                 return
+            if self._began_with(entry):
+                self._begin_again(entry.message.text)
+                return
             self.app.store.set_leaf(self.conversation.id, entry.message.parent_id)
         except StoreError as error:
             self.tell(str(error), "error")
@@ -226,6 +231,28 @@ class TroubleActions:
             # As a paste: a text of this size makes the composer slow.
             self.composer.take(entry.message.text)
             self.tell("The message is back in the composer and out of the conversation.")
+        self.composer.focus()
+
+    def _began_with(self, entry: Entry) -> bool:
+        """Whether the conversation holds nothing but this message, and nothing else is being written: without it there is none."""
+        c = self.conversation
+        given = c.title != title_of(entry.message.text) or c.pinned or self.queue or self.composer.text
+        return not given and [message.id for message in self.app.store.tree(c.id)] == [entry.message.id]
+
+    def _begin_again(self, text: str) -> None:
+        """The conversation goes (it can be brought back for a while), and its only message is what is written for a new one with its settings."""
+        gone = self.conversation
+        self.clear_conversation()
+        self.new_settings = {name: value for name, value in gone.settings.items() if name not in ("origin", "build")}
+        # As a paste: a text of this size makes the composer slow.
+        self.composer.take(text)
+        self.save_draft(now=True)
+        if self._stored_draft == self._newest_draft:
+            self.app.store.delete(gone.id)
+            self.app.controller.last_conversation_id = None
+        self.query_one(Sidebar).reload(None)
+        self.show_header()
+        self.tell("The message is back in the composer.")
         self.composer.focus()
 
     def _suffix(self, path: list[Any]) -> list[Any] | None:

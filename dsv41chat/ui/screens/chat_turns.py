@@ -227,8 +227,7 @@ class TurnActions:
             if self.edit_label:
                 self.show_label()
                 self.set_timer(STOPPED_S, self.show_label)
-            else:
-                self.show_waiting()
+            self.show_waiting()
         self.spawn(self.refreshed(), "refresh")
         self.show_status()
         self.show_keys()
@@ -253,6 +252,8 @@ class TurnActions:
                     self.begin_edit(taken.edited, keep_text=True)
             else:
                 self.reload_queue()
+            if taken is None:
+                self.show_waiting()
         elif full or taken is None or taken.retried:
             text += "\nThe message is saved." if full else "\nctrl+R tries again."
         if failure.code == "store":
@@ -329,10 +330,13 @@ class TurnActions:
             self.tell(str(error), "error")
 
     def show_queue(self, queue: list[Any]) -> None:
-        if [item.id for item in queue] != [item.id for item in self.queue]:
+        other = [item.id for item in queue] != [item.id for item in self.queue]
+        self.queue = list(queue)
+        if other:
             # What was said about the queue is over, or of another conversation.
             self.untell(self._told_queue)
-        self.queue = list(queue)
+            if self._answer is None:
+                self.show_waiting()
         texts = [self.held] if self.held else [item.text for item in self.queue]
         self.status.queued = len(texts)
         self.composer.queued = len(self.queue)
@@ -343,7 +347,7 @@ class TurnActions:
         self.show_status()
 
     def tell_queue(self) -> None:
-        self._told_queue = f"{len(self.queue)} queued: send them? Palette: \"Send queued messages\", or up-arrow takes one back."
+        self._told_queue = f'{len(self.queue)} queued: send them? Palette: "Send queued messages", or up-arrow takes one back.'
         self.tell(self._told_queue)
 
     def recall_queued(self) -> None:

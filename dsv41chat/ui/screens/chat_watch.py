@@ -66,6 +66,7 @@ class WatchActions:
         if follows:
             self.leaf_id = news.stamp[0]
             self._bring(news.messages)
+            self.show_waiting()
         self.show_header()
 
     def _news(self, conversation_id: str) -> News:
