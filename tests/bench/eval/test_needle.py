@@ -172,7 +172,6 @@ def test_reading_back_notices_another_answer(engine):
     assert read_back(session, prompt.ids, done.ids), "it leaves the session usable"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("shared_weights")
 def test_the_command_goes_on_after_a_kill(program, tmp_path):
     words = ["eval", "needle", "nano", "--tokens", "50,60", "--count", "1", "--depths", "0.1", "--seed", "1"]
