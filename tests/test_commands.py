@@ -600,6 +600,8 @@ DAMAGED = {
     "settings": (lambda o: json.dumps(o | {"settings": {"temperature": "hot"}}), "$.settings.temperature must be a number"),
     "system": (lambda o: json.dumps(o | {"settings": {"system": 3}}), "$.settings.system must be a text"),
     "origin": (lambda o: json.dumps(o | {"settings": {"origin": {"defaults": 3}}}), "$.settings.origin.defaults must be an object"),
+    "usage": (lambda o: json.dumps(_changed(o, 1, usage={"context_used": "many"})), "$.messages[1].usage.context_used must be a number, not 'many'"),
+    "timing": (lambda o: json.dumps(_changed(o, 1, timing={"decode_s": -1})), "$.messages[1].timing.decode_s must be a number"),
     "deep": (lambda o: "[" * 100_000, "is no JSON"),
 }
 
@@ -624,6 +626,16 @@ def test_import_refuses_what_is_foreign_or_damaged(program, chats, tmp_path, dam
         if damage != "nothing":
             assert program("conversations", "import", str(file)).code == 2
     assert program("conversations", "export", "--all", "--json").out == before
+
+
+def test_an_imported_answer_with_few_figures_has_a_page_of_its_own(program, chats):
+    from dsv41chat.ui.details import details_text
+
+    file = json.dumps(_changed(exported(program, chats.two), 1, usage={"context_used": 1500, "cached_tokens": None}, timing={}))
+    (row,) = program("conversations", "import", "-", "--json", stdin=file).object["conversations"]
+    with Store.open(program.data, readonly=True) as store:
+        answer = next(m for m in store.tree(row["id"]) if m.role == "assistant")
+    assert answer.usage == {"context_used": 1500} and "1,500 of 0" in details_text(answer)
 
 
 def test_import_of_files_that_cannot_be_read(program, tmp_path):

@@ -61,9 +61,10 @@ def details_text(
         if timing.get(key):
             rows.append((name, f"{timing[key]:,.1f} tok/s"))
     if usage:
-        rows.append(("prompt", f"{usage['prompt_tokens']:,} = {usage['cached_tokens']:,} resumed + {usage['prefilled_tokens']:,} prefilled"))
-        rows.append(("answer", f"{usage['thinking_tokens']:,} thinking + {usage['answer_tokens']:,} answer"))
-        rows.append(("context", f"{usage['context_used']:,} of {usage['context_limit']:,}"))
+        count = lambda name: f"{usage.get(name, 0):,}"  # an imported answer may lack some
+        rows.append(("prompt", f"{count('prompt_tokens')} = {count('cached_tokens')} resumed + {count('prefilled_tokens')} prefilled"))
+        rows.append(("answer", f"{count('thinking_tokens')} thinking + {count('answer_tokens')} answer"))
+        rows.append(("context", f"{count('context_used')} of {count('context_limit')}"))
     for key in ("temperature", "top_k", "top_p", "min_p", "seed", "effort", "max_tokens", "draft"):
         if key in params:
             rows.append((key, str(params[key])))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dsv41chat.store import Conversation, Store
 
 _ID = re.compile(r"[0-9a-f]{4,64}")
+_MOST = 1 << 53  # of a figure: beyond it not every whole number is one in other programs' JSON
 HINT = "dsv41chat conversations export ID --format json -o FILE writes such a file"
 
 
@@ -132,8 +133,8 @@ def _message(value: Any, at: str, before: dict[str, Message]) -> Message:
         build_name=build("name", str, none=True),
         build_fingerprint=build("fingerprint", str, none=True),
         params=get("params", dict, none=True),
-        usage=get("usage", dict, none=True),
-        timing=get("timing", dict, none=True),
+        usage=get.figures("usage"),
+        timing=get.figures("timing"),
         meta=get("meta", dict, none=True),
         ids_hash=ids_hash,
         created=get.time("created"),
@@ -198,6 +199,14 @@ class _Fields:
         if value is not None and not all(type(id) is int and 0 <= id < 1 << 32 for id in value):
             self._wrong(name, "a list of token ids")
         return value
+
+    def figures(self, name: str) -> dict[str, Any] | None:
+        """Counts, seconds and rates of a turn: the lines below an answer calculate with them."""
+        value = self(name, dict, none=True)
+        for key, figure in (value or {}).items():
+            if figure is not None and (type(figure) not in (int, float) or not 0 <= figure < _MOST):
+                _Fields(value, f"{self._at}.{name}")._wrong(key, "a number")
+        return value and {key: figure for key, figure in value.items() if figure is not None}
 
     def _wrong(self, name: str, expected: str) -> Any:
         value = repr(self._value.get(name))
