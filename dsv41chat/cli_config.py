@@ -69,6 +69,11 @@ def _set(context: Any) -> int:
     _say_left(context, path)
     if KEYS.get(context.args.key) is not None and KEYS[context.args.key].inert:
         context.stderr.notice(f"{context.args.key} has no effect in this version.")
+    if context.args.key == "engine.routes" and value not in ("auto", "stock"):
+        from dsv41chat.ui.builds import route_problem
+
+        if (problem := route_problem(value)) is not None:
+            context.stderr.notice(f"warning: no build can be loaded with it on this machine: {problem}  Try: {problem.hint}")
     return 0
 
 

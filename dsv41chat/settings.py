@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 APP = "dsv41chat"
 PREFIX = "DSV41CHAT_"
 EFFORTS = ("off", "low", "high", "max")
-# `engine.kernels.routes.names()`, which cannot be asked where no back end is installed.
-ROUTES = ("auto", "stock", "blas", "metal", "cuda", "compiled")
+# `engine.kernels.routes.known_routes()` and the devices that they are for, which cannot be asked where no back end is installed.
+ROUTE_DEVICES = {"blas": ("cpu",), "metal": ("metal",), "cuda": ("cuda",), "compiled": ("cpu", "cuda", "metal")}
+ROUTES = ("auto", "stock", *ROUTE_DEVICES)
 
 
 class ConfigError(Exception):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsv41chat.engine.errors import EngineError, PackMissing
+from dsv41chat.engine.errors import BackendMissing, EngineError, PackMissing, RouteUnavailable
+from dsv41chat.settings import config_path
 from dsv41chat.store import EMBEDDED, StoreError, clean_name, free_name
 from dsv41chat.ui.engine_thread import EngineThread
 from dsv41chat.ui.turn_events import BuildRef, BuildView
@@ -169,6 +171,24 @@ class Builds:
         """What would compute here, in words; each is checked when a build is opened. Raises RouteUnavailable."""
         return self.thread.call(_preview_routes, self.settings.engine.routes)
 
+    def device_kind(self) -> str | None:
+        """metal, cuda or cpu, where `backend` was asked or a build was opened; None before: a screen waits for nothing."""
+        if self._info is None:
+            return None
+        return "cpu" if self._info[0] == "cpu" else "metal" if sys.platform == "darwin" else "cuda"
+
+    def refuse_routes(self) -> None:
+        """Raise RouteUnavailable where engine.routes names what can compute no build on this machine. Waits for the engine thread."""
+        wanted = self.settings.engine.routes
+        if wanted not in ("auto", "stock") and (error := self.thread.call(route_problem, wanted)) is not None:
+            raise self.as_set(error)
+
+    def as_set(self, error: RouteUnavailable) -> RouteUnavailable:
+        """The same error; where engine.routes does not come from the usual file, with what takes it away from where it stands."""
+        settings = self.settings
+        usual = settings.origin("engine.routes") != "env" and settings.paths.config == config_path()
+        return error if usual else RouteUnavailable(str(error), settings.remedy("engine.routes"))
+
     def verify(self, ref: BuildRef, goldens: Path, **options: Any) -> Any:
         """`engine.verify_goldens` on the engine thread."""
         return self.thread.call(_verify_goldens, ref.folder, goldens, **options)
@@ -243,6 +263,19 @@ def _preview_routes(wanted: str) -> list[str]:
     from dsv41chat.engine.kernels.routes import preview
 
     return preview(wanted)
+
+
+def route_problem(wanted: str) -> RouteUnavailable | None:
+    """Why no build could be opened with engine.routes = `wanted` on this machine. Imports MLX; None without a back end, which says so itself."""
+    from dsv41chat.engine.backend import require_backend
+
+    try:
+        require_backend()
+    except BackendMissing:
+        return None
+    from dsv41chat.engine.kernels.routes import problem
+
+    return problem(wanted)
 
 
 def _verify_goldens(folder: Path, goldens: Path, **options: Any) -> Any:

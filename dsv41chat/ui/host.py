@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsv41chat.engine.errors import ContextFull, DeviceLost, DoesNotFit, EngineError, PackIncomplete, device_failure
+from dsv41chat.engine.errors import ContextFull, DeviceLost, DoesNotFit, EngineError, PackIncomplete, RouteUnavailable, device_failure
 from dsv41chat.ui.builds import Builds, backend_of, embedded_folder, table_settings
 from dsv41chat.ui.engine_thread import EngineThread, Stream
 from dsv41chat.ui.idle import IdleWork
@@ -135,12 +135,16 @@ class EngineHost(Builds, IdleWork):
     def _open(self, view: BuildView, emit: Callable[[Any], None], cancel: Callable[[], bool]) -> None:
         started = time.monotonic()
         e = self.settings.engine
-        self.engine = self._opener(
-            view.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim, exact=e.exact,
-            routes=e.routes, context=None if e.context == "auto" else e.context,
-            cache_dir=self.settings.paths.cache, facts=self.store.facts if self.store is not None else None,
-            engram=table_settings(self.settings), force=self.force, margin=self._margin(), progress=emit, cancel=cancel,
-        )  # fmt: skip
+        self._info = self._info or self._backend()
+        try:
+            self.engine = self._opener(
+                view.folder, cache_quant=e.cache_quant, linear_input_fp8=e.linear_input_fp8, qat_sim=e.qat_sim, exact=e.exact,
+                routes=e.routes, context=None if e.context == "auto" else e.context,
+                cache_dir=self.settings.paths.cache, facts=self.store.facts if self.store is not None else None,
+                engram=table_settings(self.settings), force=self.force, margin=self._margin(), progress=emit, cancel=cancel,
+            )  # fmt: skip
+        except RouteUnavailable as error:
+            raise self.as_set(error) from error
         self.view = view
         self.load_s = time.monotonic() - started
         self.states.bind(self.engine, view.name)

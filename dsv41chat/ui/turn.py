@@ -285,7 +285,7 @@ class _Turn:
     def events(self) -> Iterator[TurnEvent]:
         try:
             if self.request.build_first and self.request.conversation_id is None:
-                self._refuse_context(self.host.resolve(self.request.build))
+                self._refuse_options(self.host.resolve(self.request.build))
             new = self._place()
             try:
                 ref = self.ref = self.host.resolve(self.request.build, self.conversation)
@@ -323,8 +323,9 @@ class _Turn:
 
     # before the engine -------------------------------------------------------------------------------------------------
 
-    def _refuse_context(self, ref: BuildRef) -> None:
-        """Raise ContextOutOfRange for a context that the build cannot have, before anything is stored."""
+    def _refuse_options(self, ref: BuildRef) -> None:
+        """Raise ContextOutOfRange or RouteUnavailable for what this build or this machine cannot have, before anything is stored."""
+        self.host.refuse_routes()
         wanted = self.c.settings.engine.context
         if wanted == "auto":
             return

@@ -182,6 +182,24 @@ def test_a_build_that_is_not_there_leaves_no_conversation(program, monkeypatch):
     assert [row["id"] for row in program("conversations", "list", "--json").object] == [one], "nor a copy"
 
 
+def test_a_route_that_this_machine_does_not_have_leaves_no_conversation(program, monkeypatch, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[engine]\nroutes = "cuda"\n')
+    other = ["--config", str(path)]
+    result = program("--json", *other, "hi")
+    assert (result.code, result.object["code"], result.object["conversation"]) == (4, "build_unsupported", None)
+    assert result.object["hint"] == f"dsv41chat config unset engine.routes --config {path}" and "this device is cpu" in result.object["message"]
+    loading = program("--headless", "--load-only", *other, real=True)
+    assert loading.code == 4 and f"Try: dsv41chat config unset engine.routes --config {path}" in loading.err
+    monkeypatch.setenv("DSV41CHAT_ENGINE_ROUTES", "cuda")
+    assert program("--json", "hi").object["hint"] == "unset DSV41CHAT_ENGINE_ROUTES"
+    monkeypatch.delenv("DSV41CHAT_ENGINE_ROUTES")
+    assert program("conversations", "list", "--json").object == []
+    said = program("config", "set", "engine.routes", "metal", *other)
+    assert said.code == 0 and "no build can be loaded with it on this machine: the route metal is for metal" in said.err
+    assert "warning" not in program("config", "set", "engine.routes", "blas", *other).err
+
+
 def test_a_new_conversation_that_got_no_answer_is_named(program):
     long = program("--headless", "x" * 200, script=Script(context_limit=100))
     (said,) = [line for line in long.err.splitlines() if "kept unanswered" in line]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from dsv41chat.engine.errors import ContextFull, DoesNotFit
+from dsv41chat.engine.errors import ContextFull, DoesNotFit, RouteUnavailable
 from dsv41chat.store import Store, StoreFull
 from dsv41chat.store.receipts import Receipts
 from dsv41chat.ui.keymap import CHAT, COMPOSER, GLOBAL, KEYS, TRANSCRIPT, clashes, display
@@ -259,6 +260,28 @@ async def test_settings_show_origins_and_write_the_file(tmp_path):
         await pilot.press("escape")
         await until(lambda: app.screen is chat)
         await say(pilot, app, "hello")
+
+
+async def test_a_route_that_this_machine_does_not_have_is_marked_and_its_remedy_is_a_command(tmp_path):
+    app = make_app(tmp_path, Script())
+    async with app.run_test(size=(100, 36), notifications=True) as pilot:
+        chat = chat_of(app)
+        await say(pilot, app, "hello")
+        await pilot.press("f8", "tab", "tab")
+        await until(lambda: "engine.routes" in [row.name for row in app.screen._rows])
+        await pilot.press(*["down"] * [row.name for row in app.screen._rows].index("engine.routes"), "enter")
+        shown = await shows(app, "cuda  not here: for cuda, this device is cpu", "metal  not here")
+        assert shown.count("not here") == 2
+        await pilot.press("escape", "escape")
+        await until(lambda: app.screen is chat)
+
+        def opener(folder, **options):
+            raise RouteUnavailable("the route cuda is for cuda, this device is cpu", "dsv41chat config set engine.routes auto")
+
+        app.host._opener = opener
+        await asyncio.to_thread(app.host.unload)
+        chat.switch_build("nano")
+        await shows(app, "was not loaded: the route cuda is for cuda, this device is cpu", "→ dsv41chat config")
 
 
 async def test_a_failed_switch_leaves_the_old_build_answering(tmp_path):

@@ -49,7 +49,7 @@ from dsv41chat.engine.kernels.matrix import MOST_ROWS, Experts, Matvec, narrowed
 from dsv41chat.engine.kernels.prompt import SortedExperts
 from dsv41chat.engine.kernels.recorder import Gathered, Recorder
 from dsv41chat.engine.kernels.replay import KEPT_BYTES
-from dsv41chat.engine.kernels.routes import Declined, Route, distance
+from dsv41chat.engine.kernels.routes import STOCK_HINT, Declined, Route, distance
 from dsv41chat.engine.kernels.sites import Site, bare, input_dtype, sites, values
 from dsv41chat.engine.kernels.tensor import DecodedProduct, DecodedThree, TensorPlain, pair_product, product
 from dsv41chat.engine.kernels.tiles import GroupsProduct, RowsProduct, TileExperts
@@ -238,7 +238,7 @@ def _latent_finish(backend: Backend, site: Site) -> Finish:
         _finish_gaps[key] = _finish_gap(finish, w, dims)
     if _finish_gaps.get(key, 0.0) > _FINISH_LIMIT:
         reason = f"norm, rotation and rounding of latents are {_finish_gaps[key]:.1e} from stock on equal rows"
-        raise RouteUnavailable(reason, "engine.routes = stock")
+        raise RouteUnavailable(reason, STOCK_HINT)
     return finish
 
 

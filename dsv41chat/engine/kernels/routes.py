@@ -27,6 +27,7 @@ from dsv41chat.engine.kernels.verdicts import Verdicts
 
 _log = logging.getLogger(__name__)
 STOCK = "stock"
+AUTO_HINT, STOCK_HINT = (f"dsv41chat config set engine.routes {name}" for name in ("auto", STOCK))
 # A device that waits for a whole step to be built is idle for a quarter of it; setting it running costs about as much as building a layer.
 AHEAD = 2
 # Of a long call these first layers are set running one by one, and the half of the first before its attention by itself: until the device has work
@@ -208,6 +209,15 @@ def names() -> tuple[str, ...]:
     return ("auto", STOCK, *(route.name for route in known_routes()))
 
 
+def problem(wanted: str, device: str | None = None) -> RouteUnavailable | None:
+    """What `install` would refuse `wanted` with, whatever the build is; None where it depends on that or nothing is wrong."""
+    try:
+        route = None if wanted in ("auto", STOCK) else _demanded(wanted, known_routes(), device or device_kind())
+    except RouteUnavailable as error:
+        return error
+    return _unusable(wanted, reason) if route is not None and (reason := route.missing()) else None
+
+
 def preview(wanted: str = "auto", device: str | None = None) -> list[str]:
     """In words, what `install` would try on this device; nothing is built. Raises RouteUnavailable."""
     device = device or device_kind()
@@ -245,7 +255,7 @@ def install(
     reasons = {r.name: r.missing() or r.suits(trunk) for r in candidates}
     strict = wanted not in ("auto", STOCK)
     if strict and reasons[wanted]:
-        raise RouteUnavailable(f"the route {wanted} cannot be used: {reasons[wanted]}", "engine.routes = auto takes what works here")
+        raise _unusable(wanted, reasons[wanted])
     decided: dict[tuple[str, str], Decision] = {}
     counts: dict[tuple[str, str], int] = {}
     placed: list[Site] = []
@@ -283,9 +293,7 @@ def install(
     ahead = AHEAD if joins or replay is not None else 0
     if verdicts is not None:
         verdicts.save()
-    choices = [
-        Choice(*key, d.route.name if d.route else STOCK, counts[key], d.error, d.reason, d.alike, d.checked) for key, d in decided.items()
-    ]
+    choices = [Choice(*key, d.route.name if d.route else STOCK, counts[key], d.error, d.reason, d.alike, d.checked) for key, d in decided.items()]
     used = [r for r in candidates if any(c.route == r.name for c in choices)]
     rows_alike = all(r.rows_alike for r in used) and all(c.alike for c in choices)
     return KernelRoutes(wanted, device, choices, rows_alike, _identity(choices, used), host, ahead, replay, built)
@@ -309,7 +317,7 @@ def _replay(trunk: Any, decided: dict[tuple[str, str], Decision], strict: bool, 
     if error > REPLAY_LIMIT:
         words = f"{route.name}: a recorded step is {error:.1e} from one that is built, at most {REPLAY_LIMIT:.0e} is allowed"
         if strict:
-            raise RouteUnavailable(words, "engine.routes = stock")
+            raise RouteUnavailable(words, STOCK_HINT)
         _log.warning("%s", words)
         return None, words
     if verdicts is not None:
@@ -327,9 +335,7 @@ def nearest(distance: Callable[[int], float], tries: int) -> float:
     return min(found)
 
 
-def extend(
-    chosen: KernelRoutes, module: Any, trunk: Any, verdicts: Verdicts | None = None, *, routes: tuple[Route, ...] | None = None
-) -> None:
+def extend(chosen: KernelRoutes, module: Any, trunk: Any, verdicts: Verdicts | None = None, *, routes: tuple[Route, ...] | None = None) -> None:
     """The same choice for a drafter of the same engine; its sites are counted with the others. Where the trunk's steps are recorded, its
     passes are too, if they are kernels and right. routes: as of `install`."""
     more = install(module, trunk, chosen.wanted, routes=routes, device=chosen.device, verdicts=verdicts)
@@ -407,11 +413,15 @@ def distance(got: Any, want: Any) -> float:
     return worst
 
 
+def _unusable(name: str, reason: str) -> RouteUnavailable:
+    return RouteUnavailable(f"the route {name} cannot be used: {reason}", AUTO_HINT)
+
+
 def _demanded(name: str, routes: tuple[Route, ...], device: str) -> Route:
     for route in routes:
         if route.name == name:
             if device not in route.devices:
-                raise RouteUnavailable(f"the route {name} is for {', '.join(sorted(route.devices))}, this device is {device}", "engine.routes = auto")
+                raise RouteUnavailable(f"the route {name} is for {', '.join(sorted(route.devices))}, this device is {device}", AUTO_HINT)
             return route
     raise RouteUnavailable(f"there is no route {name!r}", f"engine.routes is one of auto, {STOCK}, {', '.join(r.name for r in routes)}")
 
@@ -474,12 +484,10 @@ def _check(site: Site, route: Route) -> tuple[float, bool]:
         except Declined:
             raise
         except Exception as error:
-            raise RouteUnavailable(f"{where}: it fails with {type(error).__name__}: {error}", "engine.routes = stock") from error
+            raise RouteUnavailable(f"{where}: it fails with {type(error).__name__}: {error}", STOCK_HINT) from error
         worst = max(worst, distance(got, want))
     if worst > limit:
-        raise RouteUnavailable(
-            f"{where}: its result is {worst:.1e} from the stock operation's, at most {limit:.0e} is allowed", "engine.routes = stock"
-        )
+        raise RouteUnavailable(f"{where}: its result is {worst:.1e} from the stock operation's, at most {limit:.0e} is allowed", STOCK_HINT)
     return worst, not route.rows_alike or site.op == "pool" or _alike(site, built, rng)
 
 

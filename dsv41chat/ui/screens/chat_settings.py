@@ -374,7 +374,7 @@ class SettingsActions:
         except Cancelled:
             self._not_switched(ref, "cancelled")
         except EngineError as error:
-            self._not_switched(ref, f"{str(error).rstrip('.')}. {error.hint}".strip())
+            self._not_switched(ref, str(error), error.hint)
         except Exception as error:  # noqa: BLE001 - whatever a load does, the old build must answer and the user must know
             self._not_switched(ref, f"{type(error).__name__}: {error}")
         else:
@@ -442,12 +442,13 @@ class SettingsActions:
         if not quiet:
             self.tell(f"{name} answers from now on.")
 
-    def _not_switched(self, ref: Any, why: str) -> None:
+    def _not_switched(self, ref: Any, why: str, hint: str = "") -> None:
         if self.app.leaving:
             return
         now = self.app.host.view
         who = f"{now.name} goes on answering." if now is not None else "No build is loaded; the conversation is all there."
-        self.add_notice(f"{ref.name} was not loaded: {why}\n{who}", error=True)
+        remedy = f"\n→ {visible_line(hint)}" if hint else ""
+        self.add_notice(f"{ref.name} was not loaded: {why}{remedy}\n{who}", error=True)
         self.show_header()
 
     def stop_loading(self) -> None:

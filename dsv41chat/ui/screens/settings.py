@@ -13,7 +13,7 @@ from textual.containers import Vertical
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from dsv41chat.settings import KEYS, TURN_KEYS, Key, coerce, parse_text
+from dsv41chat.settings import KEYS, ROUTE_DEVICES, TURN_KEYS, Key, coerce, parse_text
 from dsv41chat.ui import themes
 from dsv41chat.ui.render.wrap import crop_cells
 from dsv41chat.ui.sanitize import visible_line
@@ -121,7 +121,8 @@ class SettingsScreen(Page[None]):
         if row.key.kind == "bool":
             self._change(row, not row.value)
         elif names := row.key.choices or (themes.names() if row.name == "ui.theme" else ()):
-            choices = [(name, f"{'>' if name == row.value else ' '} {name}") for name in names]
+            kind = self._chat.app.host.device_kind() if row.name == "engine.routes" else None
+            choices = [(name, f"{'>' if name == row.value else ' '} {name}{_not_here(name, kind)}") for name in names]
             self.app.push_screen(AskScreen(row.name, choices), lambda name: name is not None and self._change(row, name))
         else:
             start = row.value if isinstance(row.value, str) else "" if row.value is None else _shown(row.value)
@@ -145,6 +146,13 @@ class SettingsScreen(Page[None]):
 
     def action_close(self) -> None:
         self.dismiss(None)
+
+
+def _not_here(route: str, kind: str | None) -> str:
+    """What a route that computes nothing on this kind of device is marked with. It may be set: the file may serve another machine."""
+    if kind is None or route not in ROUTE_DEVICES or kind in ROUTE_DEVICES[route]:
+        return ""
+    return f"  not here: for {', '.join(ROUTE_DEVICES[route])}, this device is {kind}"
 
 
 def _value(row: Row, text: str) -> Any:

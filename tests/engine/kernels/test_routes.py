@@ -13,7 +13,7 @@ from dsv41chat.engine.errors import RouteUnavailable
 from dsv41chat.engine.kernels import routes
 from dsv41chat.engine.kernels.routes import Declined, Route, install
 from dsv41chat.engine.kernels.sites import Routed, sites
-from dsv41chat.settings import KEYS
+from dsv41chat.settings import KEYS, ROUTE_DEVICES
 from tests.v41 import golden, run, trunk
 
 TOLERANCE = {"matrix": 1e-5, "router": 0.0, "experts": 1e-5}
@@ -134,3 +134,11 @@ def test_every_site_can_be_tried():
 def test_the_stock_route_is_a_choice_of_its_own():
     assert routes.install(trunk(), trunk(), "stock").names == ()
     assert routes.names() == KEYS["engine.routes"].choices, "what the settings offer"
+    assert {route.name: tuple(sorted(route.devices)) for route in routes.known_routes()} == ROUTE_DEVICES
+
+
+def test_a_route_that_no_build_could_have_here_is_known_without_one():
+    assert [routes.problem(wanted, "cpu") for wanted in ("auto", "stock")] == [None, None]
+    error = routes.problem("cuda", "cpu")
+    assert "for cuda, this device is cpu" in str(error) and error.hint == "dsv41chat config set engine.routes auto"
+    assert "cannot be used" in str(routes.problem("metal", "metal")) or routes.problem("metal", "metal") is None
