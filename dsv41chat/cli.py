@@ -133,6 +133,7 @@ class _Chat:
         args = parse_chat(self.argv)
         settings = self._settings(args)
         scripted = args.headless or self._scripted(args, settings)
+        self._check_theme(args, settings, scripted)
         # On the full screen a log line would land in the middle of it: there -v only makes the file say more.
         level = "debug" if args.verbose and not scripted else settings.log.level
         self.warnings = start_up(settings, self.stderr, level=level, log_file=args.log_file, debug=scripted and args.verbose >= 2)
@@ -143,6 +144,18 @@ class _Chat:
             args.headless = True
             return self._headless(args, settings)
         return self._screen(args, settings)
+
+    def _check_theme(self, args: Namespace, settings: Settings, scripted: bool) -> None:
+        """Raises UsageError for a --theme that is none, whatever this run is, and ConfigError for one of the settings that would be drawn."""
+        if args.theme is not None:
+            from dsv41chat.ui.themes import names
+
+            if args.theme not in (themes := names()):
+                raise UsageError(f"There is no theme {args.theme!r}{near(args.theme, themes)}.", hint=f"--theme {', '.join(themes[:5])}")
+        elif not scripted and not args.plain:
+            from dsv41chat.ui.themes import check_set
+
+            check_set(settings)
 
     def _settings(self, args: Namespace) -> Settings:
         settings = load_settings(config=args.config, data_dir=args.data_dir, flags=flag_settings(args), turn=turn_settings(args))
@@ -249,15 +262,10 @@ class _Chat:
         from dsv41chat.store import NotFound, Store, StoreError
         from dsv41chat.ui.app import run_app
         from dsv41chat.ui.inputs import read_stdin, read_text
-        from dsv41chat.ui.themes import check_set, names
         from dsv41chat.ui.turn_events import AppStart
 
         if len(args.prompts) > 1:
             raise UsageError("The full screen takes one prompt.", hint="--headless runs several turns")
-        if args.theme is not None and args.theme not in (themes := names()):
-            raise UsageError(f"There is no theme {args.theme!r}{near(args.theme, themes)}.", hint=f"--theme {', '.join(themes[:5])}")
-        if args.theme is None and not args.plain:
-            check_set(settings)
         prompt = "".join(read_text(value, value) if kind == "file" else value for kind, value in args.prompts)
         attachments = [(Path(path).name, read_text(path, path)) for path in args.file if path != "-"]
         # The line mode reads its lines from there.

@@ -30,6 +30,14 @@ EFFORTS = ("off", "low", "high", "max")
 # `engine.kernels.routes.known_routes()` and the devices that they are for, which cannot be asked where no back end is installed.
 ROUTE_DEVICES = {"blas": ("cpu",), "metal": ("metal",), "cuda": ("cuda",), "compiled": ("cpu", "cuda", "metal")}
 ROUTES = ("auto", "stock", *ROUTE_DEVICES)
+# auto, `ui.themes.OWN` and the terminal's own sixteen colours: ansi-dark or ansi-light, whichever its background asks for.
+OWN_THEMES = ("auto", "dark", "light", "high-contrast", "ansi")
+# Textual's that need no look into it, which takes a fifth of a second; what else there is `ui.themes.names` knows.
+KNOWN_THEMES = (
+    "atom-one-dark", "atom-one-light", "catppuccin-frappe", "catppuccin-latte", "catppuccin-macchiato", "catppuccin-mocha", "dracula", "flexoki",
+    "gruvbox", "monokai", "nord", "rose-pine", "rose-pine-dawn", "rose-pine-moon", "solarized-dark", "solarized-light", "textual-dark",
+    "textual-light", "tokyo-night",
+)  # fmt: skip
 
 
 class ConfigError(Exception):
@@ -439,7 +447,20 @@ def scan_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
                     values[full] = coerce(KEYS[full], value)
                 except ValueError as error:
                     problems.append(Problem(full, f"{at}{full} must be {error}, not {_shown(value)}", True))
+                    continue
+                if full == "ui.theme" and (why := theme_problem(value)):
+                    # Its value stays: only what draws needs a theme.
+                    problems.append(Problem(full, f"{at}{why}", False))
     return values, keymap, problems
+
+
+def theme_problem(name: str) -> str:
+    """What is wrong with a value of ui.theme, in a clause; "" for a theme. Looks into Textual for a name that nobody is sure to know."""
+    if name in OWN_THEMES + KNOWN_THEMES:
+        return ""
+    from dsv41chat.ui.themes import names
+
+    return "" if name in names() else f"ui.theme names no theme: {name!r}{near(name, names())}"
 
 
 def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[str]]:

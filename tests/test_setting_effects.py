@@ -191,6 +191,42 @@ def test_a_theme_that_is_not_there_is_an_error_with_its_place(configured, tmp_pa
     assert configured("", "--json", "hi").code == 0, "a script draws nothing"
 
 
+def test_a_theme_that_is_not_there_is_among_all_that_is_wrong(configured, tmp_path):
+    both, wrong = (
+        '[ui]\ntheme = "nosuch"\nmouse = 3\n[foo]\n',
+        ("line 2: ui.theme names no theme: 'nosuch'", "line 3: ui.mouse must be", "section [foo]"),
+    )
+    for words in ([], ["config", "show"], ["doctor"]):
+        result = configured(both, *words, terminal=True)
+        assert result.code == (1 if words == ["doctor"] else 3) and all(text in result.out + result.err for text in wrong), words
+    said = configured(both, "config", "set", "ui.mouse", "true").err
+    assert "still wrong in it: line 2: ui.theme names no theme" in said and "still wrong in it: unknown section [foo]" in said
+    only = '[ui]\ntheme = "nosuch"\nbogus = 1\n'
+    shown = configured(only, "config", "show")
+    assert shown.code == 0 and "line 2: ui.theme names no theme: 'nosuch'" in shown.err
+    doctor = configured(only, "doctor")
+    assert doctor.code == 1 and "line 2: ui.theme" in doctor.out and "line 3: unknown key ui.bogus" in doctor.out
+    assert configured(only, terminal=True).err.count("names no theme") == 1
+    script = configured(only, "--headless", "hi")
+    assert script.code == 0 and script.err.count("names no theme") == 1
+    dark = configured(only, "config", "set", "ui.theme", "dark").err
+    assert "still wrong in it: line 3: unknown key ui.bogus" in dark and "names no theme" not in dark
+
+
+def test_a_theme_of_the_command_line_that_is_not_there_is_an_error_everywhere(configured):
+    for words in (["--headless", "hi"], ["hi"], ["--plain"]):
+        result = configured("", "--theme", "lihgt", *words)
+        assert result.code == 2 and "There is no theme 'lihgt' (did you mean light?)" in result.err
+    assert "belongs to the full screen" in configured("", "--theme", "light", "--headless", "hi").err
+
+
+def test_the_themes_that_are_known_without_textual_are_there():
+    from dsv41chat.settings import KNOWN_THEMES, OWN_THEMES
+    from dsv41chat.ui.themes import OWN, names
+
+    assert set(KNOWN_THEMES) < set(names()) and {"auto", "ansi", *(theme.name for theme in OWN)} == set(OWN_THEMES)
+
+
 async def test_mouse(tmp_path):
     for setting in ("true", "false"):
         assert make_app(tmp_path, config=f"[ui]\nmouse = {setting}\n").mouse_on is (setting == "true")

@@ -50,7 +50,8 @@ def settings_line(settings: Settings) -> Line:
     try:
         themes.check_set(settings)
     except ConfigError as error:
-        return broken_settings(error)
+        others = [text for text in settings.warnings if text != str(error)]
+        return broken_settings(ConfigError(" ".join([str(error), *others]), error.hint))
     if settings.warnings:
         return Line("warn", "settings", " ".join(settings.warnings), f"edit {path}, or: dsv41chat config show --origin")
     return Line("ok", "settings", f"{path}" + ("" if path.is_file() else " (not written yet, every value is a default)"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.theme import BUILTIN_THEMES, Theme
 
-from dsv41chat.settings import ConfigError, Settings, near
+from dsv41chat.settings import OWN_THEMES, ConfigError, Settings, near, theme_problem
 
 DARK = Theme(
     name="dark", dark=True, primary="#6cb6ff", secondary="#7ee0c8", accent="#ffb454", foreground="#e2e2e2", background="#121212",
@@ -22,14 +22,11 @@ HIGH_CONTRAST = Theme(
     variables={"text-muted": "#e0e0e0", "border": "#ffffff", "border-blurred": "#b0b0b0"},
 )  # fmt: skip
 OWN = (DARK, LIGHT, HIGH_CONTRAST)
-# The terminal's own sixteen colours: ansi-dark or ansi-light, whichever its background asks for.
-ANSI = "ansi"
 
 
 def names() -> tuple[str, ...]:
     """Every value that `ui.theme` and `--theme` may have, our own first."""
-    own = ("auto", *(theme.name for theme in OWN), ANSI)
-    return (*own, *sorted(name for name in BUILTIN_THEMES if name not in own))
+    return (*OWN_THEMES, *sorted(name for name in BUILTIN_THEMES if name not in OWN_THEMES))
 
 
 def check(name: str) -> None:
@@ -40,7 +37,5 @@ def check(name: str) -> None:
 
 def check_set(settings: Settings) -> None:
     """Raises ConfigError, with its place, where `ui.theme` is set to what is no theme."""
-    name = settings.ui.theme
-    if name not in names():
-        words = f"{settings.place('ui.theme')}: ui.theme names no theme: {name!r}{near(name, names())}."
-        raise ConfigError(words, hint=settings.remedy("ui.theme"))
+    if why := theme_problem(settings.ui.theme):
+        raise ConfigError(f"{settings.place('ui.theme')}: {why}.", hint=settings.remedy("ui.theme"))
