@@ -9,13 +9,14 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dsv41chat import __version__
 from dsv41chat.settings import EFFORTS, KEYS, near, near_words
-from dsv41chat.ui.output import UsageError
+from dsv41chat.ui.output import Out, ReaderGone, UsageError
 
 COMMANDS = ("conversations", "models", "cache", "config", "doctor", "bench", "eval", "completion")
 PLANNED = ("serve",)  # a name kept free: a prompt of that name needs -p
@@ -39,7 +40,7 @@ _MISTYPED = re.compile(r"argument (\S+): invalid \w+ value: (.*)$", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of printing and leaving."""
+    """Raises UsageError instead of printing what is wrong and leaving."""
 
     def __init__(self, **options: Any):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -54,6 +55,12 @@ class Parser(argparse.ArgumentParser):
                 help_words = f" ({action.help % vars(action)})" if action.help else ""
                 message = f"argument {match[1]}: {match[2]} cannot be read as {action.metavar or action.dest}{help_words}"
         raise UsageError(f"{message[:1].upper()}{message[1:]}.", hint=f"{self.prog} -h")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help and version on stdout. argparse drops what cannot be written without a word; here it raises OutputFailed."""
+        if message:
+            with suppress(ReaderGone):  # who asked has read enough
+                Out().write(message)
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """Raise UsageError if an unknown option is among `words`."""

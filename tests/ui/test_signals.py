@@ -183,6 +183,23 @@ def test_an_output_that_is_full(tmp_path, mode):
         assert store.message(store.last_conversation().leaf_id).role == ("assistant" if mode != "--stream-json" else "user")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["conversations", "--help"], ["conversations", "list", "-h"], ["doctor", "--version"]])
+def test_help_that_cannot_be_written(tmp_path, words):
+    with open("/dev/full", "wb") as full:
+        process = child(tmp_path, words, stdout=full)
+        assert process.wait(300) == 1
+    assert process.stderr.read().decode() == "dsv41chat: Standard output cannot be written: No space left on device.\n"
+
+
+def test_help_whose_reader_has_gone_is_no_failure(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = child(tmp_path, ["--help"], stdout=writing)
+    os.close(writing)
+    assert process.wait(300) == 0 and process.stderr.read() == b""
+
+
 def test_the_time_limit(tmp_path):
     # More time where a busy machine did not even come to the first word.
     for seconds in ("5", "20", "60"):
