@@ -11,6 +11,7 @@ from dsv41chat import __version__
 from dsv41chat.store.errors import StoreError
 from dsv41chat.store.records import hash_ids
 from dsv41chat.ui.sanitize import json_text
+from dsv41chat.ui.turn_events import cut_words
 
 if TYPE_CHECKING:
     from dsv41chat.store import Conversation, Message, Store
@@ -82,7 +83,7 @@ def mark(m: Message) -> str:
     """How an answer ended, in words, when it is not complete; "" otherwise."""
     if m.state in ("running", "interrupted", "stopped", "error"):
         return m.state
-    return {"length": "length limit", "loop": "loop stopped"}.get(m.finish or "", "")
+    return cut_words(m.finish, m.usage)
 
 
 def markdown(conversation: Conversation, path: Sequence[Message], *, thinking: bool = False, system: bool = True, numbers: bool = True) -> str:

@@ -43,6 +43,7 @@ from dsv41chat.ui.turn_events import (
     StatusAsked,
     TurnRequest,
     Warned,
+    cut_words,
     exit_code,
 )
 
@@ -167,7 +168,7 @@ class _Runner:
         tokens = f"{count:,} token{'s' if count != 1 else ''}"
         if last.finish == "loop":
             text = f"the answer was ended after {tokens}: it repeats itself."
-        elif usage.get("context_used", 0) >= usage.get("context_limit", 1 << 62):
+        elif cut_words(last.finish, usage) == "context full":
             text = f"the answer was cut after {tokens}: the context of {usage['context_limit']:,} tokens is full (--context)."
         else:
             limit = self.controller.settings.turn.get("max_answer_tokens")

@@ -9,11 +9,10 @@ from typing import Any
 
 from dsv41chat.ui.render.entry import ANSWER, NOTICE, USER, Entry
 from dsv41chat.ui.sanitize import visible_line
+from dsv41chat.ui.turn_events import cut_words
 
 ENDINGS = {
     "cancelled": "stopped by you",
-    "length": "length limit",
-    "loop": "loop stopped",
     "stop_string": "stop text",
     "error": "error",
     "interrupted": "interrupted",
@@ -72,7 +71,7 @@ def receipt(message: Any) -> str:
         resumed = f"resumed {usage['cached_tokens']:,}, " if usage.get("cached_tokens") else ""
         spent = f" ({timing['prefill_s']:.2f} s)" if resumed and timing.get("prefill_s") else ""
         parts.append(f"{resumed}prefilled {usage.get('prefilled_tokens', 0):,}{spent}")
-    ending = ENDINGS.get(message.finish or "") or STATE_ENDINGS.get(message.state, "")
+    ending = cut_words(message.finish, usage) or ENDINGS.get(message.finish or "") or STATE_ENDINGS.get(message.state, "")
     if ending:
         parts.append(ending)
     if params.get("temperature") and params.get("seed") is not None:
@@ -122,4 +121,3 @@ def readonly_reason(holder: int | None, store: Any) -> str:
 def notice(text: str, key: str = "", error: bool = False) -> Entry:
     """A line of the program's own in the transcript."""
     return Entry(key or f"notice-{time.monotonic_ns()}", NOTICE, text=text, style="error" if error else "notice")
-

@@ -9,6 +9,7 @@ skips what it did not reach.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -335,6 +336,14 @@ TurnEvent = (
     | Finished
     | Failed
 )
+
+
+def cut_words(finish: str | None, usage: Mapping[str, Any] | None) -> str:
+    """Why an answer is not whole although nobody stopped it, in two words; "" for one that is, or that ended otherwise."""
+    usage = usage or {}
+    if finish == "length" and usage.get("context_used", 0) >= usage.get("context_limit", math.inf):
+        return "context full"
+    return {"length": "length limit", "loop": "loop stopped"}.get(finish or "", "")
 
 
 def merge_events(a: Any, b: Any) -> Any:

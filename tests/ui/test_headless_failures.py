@@ -216,6 +216,9 @@ def test_an_answer_that_is_not_whole_says_so(program):
         assert (said in result.err) and ("warning" in result.err) is bool(said)
     assert "repeats itself" in program("--headless", "hi", script=Script(finish="loop")).err
     assert "is full (--context)" in program("--headless", "--effort", "off", "hi", script=Script("x" * 200, context_limit=100)).err
+    last = program("conversations", "list", "--json").object[0]["id"]
+    for words in ([], ["--tree"]):
+        assert "(context full)" in program("conversations", "show", last, *words).out, "the same reason afterwards"
     assert "cut after" not in program("-q", "--headless", "--max-tokens", "5", "hi").err
     assert "cut after" not in program("--json", "--max-tokens", "5", "hi").err, "scripts read finish"
 

@@ -91,6 +91,8 @@ def test_receipts():
     assert receipt(message(usage=usage, timing=timing)) == "312 tok · 44.8 tok/s · first 0.6 s · resumed 21,888, prefilled 78 (0.55 s)"
     for finish, words in (("cancelled", "stopped by you"), ("length", "length limit"), ("loop", "loop stopped"), ("error", "error")):
         assert receipt(message(usage=usage, finish=finish)).endswith(words)
+    assert receipt(message(usage=usage | {"context_used": 99, "context_limit": 100}, finish="length")).endswith("length limit")
+    assert receipt(message(usage=usage | {"context_used": 100, "context_limit": 100}, finish="length")).endswith("context full")
     assert "seed 7" in receipt(message(params={"temperature": 0.8, "seed": 7})) and receipt(message(params={"temperature": 0, "seed": 7})) == ""
     thought = receipt(message(usage=usage | {"thinking_tokens": 9}, thinking="hm"))
     assert thought.startswith("9 thinking + 312 tok")
