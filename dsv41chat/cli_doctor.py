@@ -38,7 +38,7 @@ def _general(context: Any) -> int:
     try:
         context.settings = load_settings(config=context.args.config, data_dir=context.args.data_dir)
     except ConfigError as error:
-        lines.append(doctor.broken_settings(error))
+        lines += [doctor.broken_settings(error), doctor.skipped()]
     else:
         lines += doctor.examine(context.settings, context.bare_host())
     if context.args.json:

@@ -63,9 +63,17 @@ def test_settings_that_cannot_be_read_are_the_finding(program, tmp_path):
     path.write_text("[chat]\ntemperature = 'hot'\n")
     result = program("doctor", "--config", str(path), "--json")
     assert result.code == 1 and "line 2" in lines(result)["settings"]["text"]
+    assert "they need the settings" in lines(result)["the rest"]["text"], "that most was not looked at is said"
     path.write_text("[chat]\ntemprature = 1.0\n[engine]\nmodel = 'gone'\n")
     result = program("doctor", "--config", str(path), "--json")
     assert lines(result)["settings"]["verdict"] == "warn" and lines(result)["default build"]["verdict"] == "fail" and result.code == 1
+
+
+def test_a_disk_without_room_fails(program, monkeypatch):
+    for free, verdict, code in ((0, "fail", 1), (500_000_000, "warn", 0), (1 << 40, "ok", 0)):
+        monkeypatch.setattr("dsv41chat.ui.doctor.shutil.disk_usage", lambda place, free=free: SimpleNamespace(total=1 << 41, used=0, free=free))
+        result = program("doctor", "--json")
+        assert (lines(result)["disk"]["verdict"], result.code) == (verdict, code)
 
 
 def test_folders(program):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 GB = 1e9
 LOW_DISK_BYTES = 2 << 30
+NO_DISK_BYTES = 1 << 20  # a message and the journal of its writing need some pages each
 READ_ONLY_MOUNT = "its file system is mounted read-only"
 REMOUNT = "mount it for writing, or --data-dir another; --readonly reads what is there"
 
@@ -61,6 +62,12 @@ def broken_settings(error: ConfigError) -> Line:
     return Line("fail", "settings", str(error), f"{error.hint or 'correct it'}, or start with --config another file")
 
 
+def skipped() -> Line:
+    """What is said instead of all parts that need the settings."""
+    parts = "folders, database, device, builds, tables and terminal"
+    return Line("warn", "the rest", f"{parts} were not looked at: they need the settings", "correct the settings, then: dsv41chat doctor")
+
+
 def folders(settings: Settings) -> Iterator[Line]:
     """Each folder of the program: whether it may be written, whether others may read it, how much room its disk has."""
     p = settings.paths
@@ -70,6 +77,9 @@ def folders(settings: Settings) -> Iterator[Line]:
     room = _free(p.data)
     if room is not None:
         low = room < LOW_DISK_BYTES
+        if room < NO_DISK_BYTES:
+            yield Line("fail", "disk", f"{room / 1e6:,.1f} MB free for the conversations: nothing can be kept", "free some disk space")
+            return
         yield Line("warn" if low else "ok", "disk", f"{room / GB:,.1f} GB free for the conversations", "free some disk space" if low else "")
 
 
