@@ -602,6 +602,8 @@ DAMAGED = {
     "origin": (lambda o: json.dumps(o | {"settings": {"origin": {"defaults": 3}}}), "$.settings.origin.defaults must be an object"),
     "usage": (lambda o: json.dumps(_changed(o, 1, usage={"context_used": "many"})), "$.messages[1].usage.context_used must be a number, not 'many'"),
     "timing": (lambda o: json.dumps(_changed(o, 1, timing={"decode_s": -1})), "$.messages[1].timing.decode_s must be a number"),
+    "seed": (lambda o: json.dumps(_changed(o, 1, params={"seed": [1]})), "$.messages[1].params.seed must be a number, not [1]"),
+    "effort": (lambda o: json.dumps(_changed(o, 1, params={"effort": {}})), "$.messages[1].params.effort must be a number or a text, not {}"),
     "deep": (lambda o: "[" * 100_000, "is no JSON"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsv41chat.ui.present import duration
+from dsv41chat.ui.turn_events import SHOWN_PARAMS
 from dsv41chat.ui.units import size
 
 TIMES = (
@@ -65,7 +66,7 @@ def details_text(
         rows.append(("prompt", f"{count('prompt_tokens')} = {count('cached_tokens')} resumed + {count('prefilled_tokens')} prefilled"))
         rows.append(("answer", f"{count('thinking_tokens')} thinking + {count('answer_tokens')} answer"))
         rows.append(("context", f"{count('context_used')} of {count('context_limit')}"))
-    for key in ("temperature", "top_k", "top_p", "min_p", "seed", "effort", "max_tokens", "draft"):
+    for key in SHOWN_PARAMS:
         if key in params:
             rows.append((key, str(params[key])))
     draft = finish.draft if finish is not None else {}

@@ -12,6 +12,7 @@ from dsv41chat.settings import CONVERSATION_KEYS, KEYS, TURN_KEYS, coerce
 from dsv41chat.store.records import LATEST, ROLES, STATES, Message, hash_ids, pack_ids
 from dsv41chat.ui.export import SCHEMA
 from dsv41chat.ui.output import UsageError
+from dsv41chat.ui.turn_events import SHOWN_PARAMS
 
 if TYPE_CHECKING:
     from dsv41chat.store import Conversation, Store
@@ -132,7 +133,7 @@ def _message(value: Any, at: str, before: dict[str, Message]) -> Message:
         finish=finish,
         build_name=build("name", str, none=True),
         build_fingerprint=build("fingerprint", str, none=True),
-        params=get("params", dict, none=True),
+        params=get.options("params"),
         usage=get.figures("usage"),
         timing=get.figures("timing"),
         meta=get("meta", dict, none=True),
@@ -207,6 +208,16 @@ class _Fields:
             if figure is not None and (type(figure) not in (int, float) or not 0 <= figure < _MOST):
                 _Fields(value, f"{self._at}.{name}")._wrong(key, "a number")
         return value and {key: figure for key, figure in value.items() if figure is not None}
+
+    def options(self, name: str) -> dict[str, Any] | None:
+        """How a turn was sampled. What is shown of it is a number, or one of the words that some options have."""
+        value = self(name, dict, none=True)
+        for key in SHOWN_PARAMS:
+            option = (value or {}).get(key)
+            number = type(option) in (int, float) and 0 <= option < 1 << 63
+            if option is not None and not number and not (key in ("effort", "draft") and isinstance(option, str)):
+                _Fields(value, f"{self._at}.{name}")._wrong(key, "a number or a text" if key in ("effort", "draft") else "a number")
+        return value and {key: option for key, option in value.items() if option is not None or key not in SHOWN_PARAMS}
 
     def _wrong(self, name: str, expected: str) -> Any:
         value = repr(self._value.get(name))

@@ -24,6 +24,8 @@ __all__ = [
 ]  # fmt: skip
 
 LEAF = "leaf"  # TurnRequest.parent_id: attach to the conversation's last leaf (message ids are hex, so no id reads like this)
+# Of the options that a turn was sampled with, in the page of its numbers. Numbers; effort and draft may be words.
+SHOWN_PARAMS = ("temperature", "top_k", "top_p", "min_p", "seed", "effort", "max_tokens", "draft")
 
 EXIT_CODES: Mapping[str, int] = {
     "usage": 2, "config": 3, "build_missing": 4, "build_incomplete": 4, "build_unsupported": 4, "build_damaged": 4,
