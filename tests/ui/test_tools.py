@@ -257,6 +257,7 @@ async def test_settings_show_origins_and_write_the_file(tmp_path):
         assert "# mine" in (tmp_path / "config.toml").read_text()
         await pilot.press("d")
         await until(lambda: not app.settings.ui.wrap_code)
+        assert (tmp_path / "config.toml").read_text() == '# mine\n[ui]\nmath = "source"\n', "the line is gone, as the column says"
         await pilot.press("escape")
         await until(lambda: app.screen is chat)
         await say(pilot, app, "hello")

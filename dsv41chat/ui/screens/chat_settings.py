@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from dsv41chat.config_file import set_config
+from dsv41chat.config_file import set_config, unset_config
 from dsv41chat.engine.errors import Cancelled, EngineError
 from dsv41chat.settings import KEYS, ConfigError
 from dsv41chat.store import StoreError
@@ -214,12 +214,14 @@ class SettingsActions:
         return True
 
     def change_key(self, name: str, value: Any) -> bool:
-        """Sets a key of the config file and applies it; None: its default. Returns whether it was written."""
-        key = KEYS[name]
-        shown = key.default if value is None else value
-        text = ("true" if shown else "false") if isinstance(shown, bool) else ":".join(shown) if isinstance(shown, tuple) else str(shown)
+        """Sets a key of the config file and applies it; None: takes it out, so that its default counts. Returns whether that was done."""
+        key, path = KEYS[name], self.app.settings.paths.config
+        text = ("true" if value else "false") if isinstance(value, bool) else ":".join(value) if isinstance(value, tuple) else str(value)
         try:
-            set_config(self.app.settings.paths.config, name, text)
+            if value is None:
+                unset_config(path, name)
+            else:
+                set_config(path, name, text)
         except (ConfigError, OSError, StoreError) as error:
             self.tell(str(error), "error")
             return False
