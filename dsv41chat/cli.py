@@ -28,7 +28,7 @@ from dsv41chat.cli_options import (
     program,
     turn_settings,
 )
-from dsv41chat.settings import Settings, load_settings, near
+from dsv41chat.settings import Settings, check_theme, load_settings, near
 from dsv41chat.ui.output import READER_GONE, Out, OutputFailed, ReaderGone, Stderr, UsageError, require_stdout
 
 if TYPE_CHECKING:
@@ -153,9 +153,7 @@ class _Chat:
             if args.theme not in (themes := names()):
                 raise UsageError(f"There is no theme {args.theme!r}{near(args.theme, themes)}.", hint=f"--theme {', '.join(themes[:5])}")
         elif not scripted and not args.plain:
-            from dsv41chat.ui.themes import check_set
-
-            check_set(settings)
+            check_theme(settings)
 
     def _settings(self, args: Namespace) -> Settings:
         settings = load_settings(config=args.config, data_dir=args.data_dir, flags=flag_settings(args), turn=turn_settings(args))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv41chat.config_file import init_config, problems, set_config, split_name, toml, unset_config
-from dsv41chat.settings import KEYS, config_path
+from dsv41chat.settings import KEYS, ConfigError, check_theme, config_path
 
 
 def add_commands(commands: Any) -> None:
@@ -43,6 +43,10 @@ def _show(context: Any) -> int:
     else:
         for name, value, _ in values:
             context.print(f"{name} = {toml(value)}")
+    try:
+        check_theme(settings)
+    except ConfigError as error:
+        context.stderr.notice(f"warning: {error}  Try: {error.hint}")
     return 0
 
 

@@ -410,15 +410,19 @@ def did_you_mean(words: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with `name` (a key, or a section) in a config file. text: a clause with the line; fatal: its value cannot be used."""
+    """What is wrong with `name` (a key, or a section) in a config file. text: a clause with the line; fatal: its value cannot be used.
+
+    drawn: only what draws minds; other runs do not speak of it, unless something else is fatal.
+    """
 
     name: str
     text: str
     fatal: bool
+    drawn: bool = False
 
 
 def scan_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
-    """(values by key, keymap, problems) of a config file's text; what is wrong is left out. Raises ConfigError where it is no TOML."""
+    """(values by key, keymap, problems) of a config file's text; what cannot be used is left out. Raises ConfigError where it is no TOML."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -449,8 +453,7 @@ def scan_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
                     problems.append(Problem(full, f"{at}{full} must be {error}, not {_shown(value)}", True))
                     continue
                 if full == "ui.theme" and (why := theme_problem(value)):
-                    # Its value stays: only what draws needs a theme.
-                    problems.append(Problem(full, f"{at}{why}", False))
+                    problems.append(Problem(full, f"{at}{why}", False, drawn=True))
     return values, keymap, problems
 
 
@@ -463,6 +466,12 @@ def theme_problem(name: str) -> str:
     return "" if name in names() else f"ui.theme names no theme: {name!r}{near(name, names())}"
 
 
+def check_theme(settings: Settings) -> None:
+    """Raises ConfigError, with its place, where `ui.theme` is set to what is no theme."""
+    if why := theme_problem(settings.ui.theme):
+        raise ConfigError(f"{settings.place('ui.theme')}: {why}.", hint=settings.remedy("ui.theme"))
+
+
 def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """(values by key, keymap, warnings) of a config file's text. Raises ConfigError with every wrong key and its line."""
     values, keymap, problems = scan_config(text, path)
@@ -472,7 +481,7 @@ def read_config(text: str, path: Path) -> tuple[dict[str, Any], dict[str, str], 
         # A whole section is not taken out by a command.
         hint = hint if all("." in problem.name for problem in problems) else editor
         raise ConfigError(f"{_of(path, '; '.join(problem.text for problem in problems))}.", hint=hint)
-    return values, keymap, [f"{_of(path, problem.text)}." for problem in problems]
+    return values, keymap, [f"{_of(path, problem.text)}." for problem in problems if not problem.drawn]
 
 
 def unset_words(path: Path, name: str) -> str:

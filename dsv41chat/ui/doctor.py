@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dsv41chat import __version__
 from dsv41chat.engine.checks import Line
 from dsv41chat.engine.errors import EngineError
-from dsv41chat.settings import ConfigError
+from dsv41chat.settings import ConfigError, check_theme
 from dsv41chat.store import DATABASE, Store, StoreError
 from dsv41chat.store.errors import damaged
 from dsv41chat.store.files import mounted_readonly
@@ -45,14 +45,11 @@ def versions() -> Line:
 
 
 def settings_line(settings: Settings) -> Line:
-    from dsv41chat.ui import themes
-
     path = settings.paths.config
     try:
-        themes.check_set(settings)
+        check_theme(settings)
     except ConfigError as error:
-        others = [text for text in settings.warnings if text != str(error)]
-        return broken_settings(ConfigError(" ".join([str(error), *others]), error.hint))
+        return broken_settings(ConfigError(" ".join([str(error), *settings.warnings]), error.hint))
     if settings.warnings:
         return Line("warn", "settings", " ".join(settings.warnings), f"edit {path}, or: dsv41chat config show --origin")
     return Line("ok", "settings", f"{path}" + ("" if path.is_file() else " (not written yet, every value is a default)"))

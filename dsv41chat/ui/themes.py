@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.theme import BUILTIN_THEMES, Theme
 
-from dsv41chat.settings import OWN_THEMES, ConfigError, Settings, near, theme_problem
+from dsv41chat.settings import OWN_THEMES, ConfigError, near
 
 DARK = Theme(
     name="dark", dark=True, primary="#6cb6ff", secondary="#7ee0c8", accent="#ffb454", foreground="#e2e2e2", background="#121212",
@@ -33,9 +33,3 @@ def check(name: str) -> None:
     """Raises ConfigError where `name` may not become `ui.theme`."""
     if name not in names():
         raise ConfigError(f"ui.theme must be one of {', '.join(names())}, not {name!r}{near(name, names())}.", hint="dsv41chat config show")
-
-
-def check_set(settings: Settings) -> None:
-    """Raises ConfigError, with its place, where `ui.theme` is set to what is no theme."""
-    if why := theme_problem(settings.ui.theme):
-        raise ConfigError(f"{settings.place('ui.theme')}: {why}.", hint=settings.remedy("ui.theme"))
