@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 from dsv41chat.store import Store, StoreFull, db
+from dsv41chat.ui.screens import chat_trouble
 from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.program import ROOT
 from tests.ui.test_plain import chat as line_mode
-from tests.ui.tui import chat_of, ended, make_app, say, screen_text, shows, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, until
 
 LONG = "".join(f"word{n} " for n in range(700))
 
@@ -172,6 +173,125 @@ async def test_a_locked_database_on_the_screen(tmp_path):
         assert chat.composer.text == "half typed" and app.store.draft(None) is None
         await say(pilot, app, "")
         assert [m.text for m in app.store.tree(key)] == ["first", "answer", "second", "answer", "half typed", "answer"]
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    """The disk is tried again at once."""
+    monkeypatch.setattr(chat_trouble, "AGAIN_S", 0.05)
+    monkeypatch.setattr(chat_trouble, "AGAIN_MOST_S", 0.1)
+    monkeypatch.setattr(chat_trouble, "REST_S", 0.05)
+
+
+def tries(chat, monkeypatch) -> list:
+    """Grows with every try of the disk, also with one that is put off."""
+    seen, own = [], chat._try_disk
+    monkeypatch.setattr(chat, "_try_disk", lambda after_s: (seen.append(after_s), own(after_s)))
+    return seen
+
+
+def toasts(app) -> list[str]:
+    return [toast.message for toast in app._notifications]
+
+
+SAVED = "Saved: the database can be written again."
+
+
+async def test_a_database_that_is_free_again_is_written_again_unasked(tmp_path, impatient, monkeypatch):
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
+        for number in range(12):
+            await say(pilot, app, f"before {number}")
+        tried = tries(chat, monkeypatch)
+        other = await locked(tmp_path, app, pilot)
+        key = chat.conversation.id
+        await say(pilot, app, "")
+        await pilot.press("ctrl+n")
+        await until(lambda: chat.conversation is None)
+        await say(pilot, app, "a new one")
+        chat._open_soon(key)
+        await until(lambda: chat.conversation is not None and chat.conversation.id == key)
+        chat.composer.reset("half typed")
+        chat.composer.move_cursor((0, 4))
+        chat.transcript.focus()
+        chat.transcript.home()
+        await drawn(app)
+        place, entries = chat.transcript.place(), list(chat.transcript.entries)
+        before = len(tried)
+        await until(lambda: len(tried) > before + 1)
+        assert app.store.path is None and SAVED not in toasts(app) and not any("Still" in text for text in toasts(app))
+        other.execute("ROLLBACK")
+        other.close()
+        await until(lambda: app.store.path is not None)
+        await until(lambda: "not saved" not in screen_text(app).splitlines()[0])
+        await drawn(app)
+        assert toasts(app).count(SAVED) == 1
+        assert all(one is two for one, two in zip(chat.transcript.entries, entries, strict=True)) and chat.transcript.place() == place
+        assert (chat.composer.text, chat.composer.cursor_location, chat.focused) == ("half typed", (0, 4), chat.transcript)
+        assert chat.conversation.id == key and app.store.lock_holder(key).here
+        with Store.open(tmp_path / "data", readonly=True) as disk:
+            assert sorted(row.title for row in disk.list_conversations()) == ["a new one", "first"]
+            assert [m.text for m in disk.tree(key)][-2:] == ["second", "answer"] and disk.draft(key).text == "half typed"
+        await say(pilot, app, "")
+        assert [m.text for m in app.store.path_to(chat.leaf_id)][-2:] == ["half typed", "answer"]
+        other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.5, other.close).start()
+        app.store.rename(key, "waits for its turn like any other")
+
+
+async def test_the_disk_is_not_tried_behind_a_page_or_an_answer(tmp_path, impatient, monkeypatch):
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
+        tried = tries(chat, monkeypatch)
+        other = await locked(tmp_path, app, pilot)
+        go_on = threading.Event()
+        app.host.engine.script.each = lambda number: go_on.wait(60)
+        await pilot.press("enter")
+        await until(lambda: chat.pump.running)
+        other.execute("ROLLBACK")
+        other.close()
+        before = len(tried)
+        await until(lambda: len(tried) > before + 1)
+        assert app.store.path is None
+        chat.action_rename()
+        await until(lambda: app.screen is not chat)
+        go_on.set()
+        await ended(chat)
+        before = len(tried)
+        await until(lambda: len(tried) > before + 1)
+        assert app.store.path is None
+        await pilot.press("escape")
+        await until(lambda: app.store.path is not None)
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "answer", "second", "answer"]
+
+
+async def test_a_disk_too_full_for_what_is_being_written_is_no_disk_that_can_be_written(tmp_path, impatient, monkeypatch, nearly_full):
+    async with begun(tmp_path, "short") as (pilot, app, chat):
+        tried, much = tries(chat, monkeypatch), "much " * 6000
+        app.host.engine.context_limit = 100_000
+        await say(pilot, app, much)
+        assert app.store.path is None and chat.composer.expanded() == much
+        before = len(tried)
+        await until(lambda: len(tried) > before + 2)
+        assert app.store.path is None and SAVED not in toasts(app)
+        db.DURABLE.pop("max_page_count")
+        await until(lambda: app.store.path is not None)
+        await say(pilot, app, "")
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "short", much, "short"]
+
+
+async def test_what_could_not_be_opened_at_the_start_is_opened_later(tmp_path, impatient, monkeypatch):
+    """But not made anew where there is nothing: the disk of the folder may be away."""
+    app = make_app(tmp_path, Script(), AppStart(unsaved="it is locked"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        tried = tries(chat, monkeypatch)
+        await say(pilot, app, "hello")
+        before = len(tried)
+        await until(lambda: len(tried) > before + 1)
+        assert app.store.path is None and not (tmp_path / "data" / "chat.db").exists()
+        Store.open(tmp_path / "data").close()
+        await until(lambda: app.store.path is not None)
+        assert [m.text for m in app.store.tree(chat.conversation.id)][:1] == ["hello"]
 
 
 @pytest.mark.parametrize("how", ["unasked", "in the dialog"])

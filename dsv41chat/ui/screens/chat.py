@@ -94,6 +94,7 @@ class ChatScreen(
         self.init_messages()
         self.init_tools()
         self.init_settings()
+        self.init_trouble()
 
     def compose(self) -> ComposeResult:
         yield HeaderLine(id="header")
@@ -126,6 +127,9 @@ class ChatScreen(
         self.show_keys()
         self.set_interval(MEMORY_S, self._look_at_memory)
         self.init_watch()
+        if self.app.unsaved not in ("", "memory"):
+            # It could not be opened at the start.
+            self.try_disk_later()
         self.spawn(self.app.start_up(self), "open")
 
     # Opening ------------------------------------------------------------------------------------------------------------
