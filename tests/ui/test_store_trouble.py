@@ -294,6 +294,23 @@ async def test_what_could_not_be_opened_at_the_start_is_opened_later(tmp_path, i
         assert [m.text for m in app.store.tree(chat.conversation.id)][:1] == ["hello"]
 
 
+async def test_the_list_says_where_the_conversations_are_that_it_cannot_show(tmp_path):
+    line = "All others are on the disk"
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
+        await pilot.press("ctrl+o")
+        assert line not in await shows(app, "Conversations  (1)")
+        await pilot.press("escape")
+        app.store.new_conversation("another one")
+        other = await locked(tmp_path, app, pilot)
+        await pilot.press("ctrl+o")
+        await shows(app, "Conversations  (1)", line)
+        await pilot.press("escape")
+        other.close()
+        chat.action_save_again()
+        await pilot.press("ctrl+o")
+        assert line not in await shows(app, "Conversations  (2)")
+
+
 @pytest.mark.parametrize("how", ["unasked", "in the dialog"])
 async def test_quitting_tries_the_disk_once_more_and_asks_before_anything_is_lost(tmp_path, how):
     async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):

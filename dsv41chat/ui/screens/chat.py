@@ -505,8 +505,9 @@ class ChatScreen(
     def action_conversations(self) -> None:
         from dsv41chat.ui.screens.conversations import ConversationsScreen
 
-        current = self.conversation.id if self.conversation else None
-        self.app.push_screen(ConversationsScreen(self.app.store, current, self._renamed_in_list, cached=self.app.cached_states), self._list_closed)
+        current, apart = self.conversation.id if self.conversation else None, self.app.unsaved not in ("", "memory")
+        page = ConversationsScreen(self.app.store, current, self._renamed_in_list, cached=self.app.cached_states, apart=apart)
+        self.app.push_screen(page, self._list_closed)
 
     def _renamed_in_list(self, conversation_id: str) -> None:
         if self.conversation is not None and self.conversation.id == conversation_id:
