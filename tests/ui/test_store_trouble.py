@@ -36,6 +36,14 @@ def filled(monkeypatch) -> Callable:
         with sqlite3.connect(file) as reader:
             now = reader.execute("PRAGMA page_count").fetchone()[0]
         monkeypatch.setitem(db.DURABLE, "max_page_count", str(now + pages))
+        own = db.Connections._open_memory
+
+        def open_memory(self) -> None:
+            # Memory is not full with it.
+            self._pragmas = {}
+            own(self)
+
+        monkeypatch.setattr(db.Connections, "_open_memory", open_memory)
 
     return fill
 
@@ -123,10 +131,28 @@ async def test_a_full_disk_on_the_screen(tmp_path, nearly_full):
         assert app.store.queued(chat.conversation.id) == []
 
 
+async def test_an_answer_that_ended_by_itself_on_a_full_disk_keeps_its_end_and_its_figures(tmp_path, nearly_full):
+    async with begun(tmp_path, "short") as (pilot, app, chat):
+        app.host.engine.script.answer, app.host.engine.script.finish = LONG, "length"
+        await say(pilot, app, "second")
+        await until(lambda: app.store.path is None)
+        await shows(app, "length limit", "Not saved")
+        answer = app.store.message(chat.leaf_id)
+        assert chat.transcript.entries[-2].message.id == answer.id and "tok/s" in chat.transcript.entries[-2].receipt
+        db.DURABLE.pop("max_page_count")
+        chat.action_save_again()
+        await until(lambda: app.store.path is not None)
+        stored = app.store.message(answer.id)
+        for one in (answer, stored):
+            assert (one.text, one.state, one.finish) == (LONG, "complete", "length")
+            assert one.usage["completion_tokens"] == len(one.ids) > len(LONG) and one.timing["decode_tok_s"] and one.build_name == "nano"
+        assert stored.body_ids == answer.body_ids and stored.ids_hash == answer.ids_hash
+
+
 async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, nearly_full):
     async with begun(tmp_path, "short") as (pilot, app, chat):
         script, reached, stopped = app.host.engine.script, threading.Event(), threading.Event()
-        # Stopped at this length exactly: more than the file has room for, less than the copy in memory may take.
+        # Stopped at this length exactly: more than the file has room for.
         script.answer, script.each = LONG, lambda number: number == 3000 and (reached.set(), stopped.wait(60))
         chat.composer.insert("second")
         chat.composer.submit()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from textual.timer import Timer
 from dsv41chat.engine.errors import EngineError
 from dsv41chat.store import DATABASE, Store, StoreError
 from dsv41chat.store.db import BUSY_S
-from dsv41chat.store.records import MESSAGE_DIGITS, Message, new_id
 from dsv41chat.store.titles import title_of
 from dsv41chat.ui.present import update_entry
 from dsv41chat.ui.render.entry import USER, Entry
@@ -43,31 +41,19 @@ class TroubleActions:
     def continue_in_memory(self, failure: Failed) -> None:
         """From now on the conversation on screen lives in memory only; the header says so and export is offered."""
         app, reason = self.app, failure.message
-        state, finish = failure.state, "cancelled" if failure.state == "stopped" else failure.state
         if app.store.path is None:
             return
         log.error("the store refused, going on in memory: %s", reason)
         memory = Store.memory()
         shown = [entry for entry in self.transcript.entries if entry.role != "notice"]
-        for entry in shown:
-            if entry.message is not None and entry.message.text != entry.text:
-                # The row has what could be written of it; the screen has all.
-                entry.message = replace(
-                    entry.message, text=entry.text, thinking=entry.thinking, state=state, finish=finish,
-                    ids_blob=None, reasoning_blob=None, body_blob=None, ids_hash=None,
-                )  # fmt: skip
         messages = [entry.message for entry in shown if entry.message is not None]
         conversation = None
         if messages:
             last = shown[-1]
-            if last.message is None and last.role != USER and (last.text or last.thinking):
+            if last.message is None and last.role != USER and failure.unstored is not None:
                 # Under the id of the row that has a part of it, so that it can go back there.
-                answer = Message(
-                    failure.answer_id or new_id(MESSAGE_DIGITS), messages[-1].conversation_id, messages[-1].id, "assistant", last.text,
-                    last.thinking, state, finish, last.label, created=time.time(),
-                )  # fmt: skip
-                messages.append(answer)
-                update_entry(last, answer)
+                messages.append(failure.unstored)
+                update_entry(last, failure.unstored)
                 self.transcript.changed(last)
             first = replace(messages[0], parent_id=None)
             own = self.conversation
