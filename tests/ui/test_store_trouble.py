@@ -293,7 +293,7 @@ async def test_the_disk_is_not_tried_behind_a_page_or_an_answer(tmp_path, impati
 async def test_a_disk_too_full_for_what_is_being_written_is_no_disk_that_can_be_written(tmp_path, impatient, monkeypatch, nearly_full):
     async with begun(tmp_path, "short") as (pilot, app, chat):
         tried, much = tries(chat, monkeypatch), "much " * 6000
-        app.host.engine.context_limit = 100_000
+        app.host.engine.context_limit = 100_000  # of a build that is loaded
         await say(pilot, app, much)
         assert app.store.path is None and chat.composer.expanded() == much
         before = len(tried)
@@ -335,6 +335,21 @@ async def test_the_list_says_where_the_conversations_are_that_it_cannot_show(tmp
         chat.action_save_again()
         await pilot.press("ctrl+o")
         assert line not in await shows(app, "Conversations  (2)")
+
+
+async def test_a_first_message_that_a_full_disk_refused_waits_for_enter(tmp_path, filled):
+    """And a second try of it on the same disk goes on in memory."""
+    Store.open(tmp_path / "data").close()
+    filled(tmp_path / "data" / "chat.db", 1)
+    store = Store.open(tmp_path / "data")
+    app, much = make_app(tmp_path, Script(answer="answer", context_limit=100_000), store=store), "much " * 6000
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await say(pilot, app, much)
+        assert chat_of(app).composer.expanded() == much
+        await until(lambda: "The message is back in the composer: Enter sends it." in words_on(app))
+        await say(pilot, app, "")
+        assert [m.text for m in app.store.path_to(chat_of(app).leaf_id)] == [much, "answer"] and app.store.path is None
+    store.close()
 
 
 @pytest.mark.parametrize("how", ["unasked", "in the dialog"])

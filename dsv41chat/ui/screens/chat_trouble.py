@@ -38,8 +38,11 @@ class TroubleActions:
 
     # The store refuses --------------------------------------------------------------------------------------------------
 
-    def continue_in_memory(self, failure: Failed) -> None:
-        """From now on the conversation on screen lives in memory only; the header says so and export is offered."""
+    def continue_in_memory(self, failure: Failed, back: bool = False) -> None:
+        """From now on the conversation on screen lives in memory only; the header says so and export is offered.
+
+        back: the message that was refused is in the composer again.
+        """
         app, reason = self.app, failure.message
         if app.store.path is None:
             return
@@ -67,8 +70,9 @@ class TroubleActions:
             for item in self.queue:
                 memory.queue_push(conversation.id, item.text)
         self.show_queue(memory.queued(conversation.id) if conversation is not None else [])
+        send = "The message is back in the composer: Enter sends it.\n" if back else ""
         self.add_notice(
-            f"Not saved: {reason}\nUntil the disk can be written again, which is tried now and then, the conversation goes on in memory only. "
+            f"Not saved: {reason}\n{send}Until the disk can be written again, which is tried now and then, the conversation goes on in memory only. "
             'Palette: "Save again" tries at once, Export keeps it.',
             error=True,
         )
