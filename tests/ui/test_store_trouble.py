@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from dsv41chat.settings import load_settings
 from dsv41chat.store import Store, StoreFull, db
 from dsv41chat.ui.screens import chat_trouble
 from dsv41chat.ui.screens.dialogs import AskScreen
@@ -475,3 +476,18 @@ async def test_what_could_not_be_opened_at_the_start_is_not_lost_without_a_quest
         await until(lambda: app._exit)
     with Store.open(tmp_path / "data", readonly=True) as store:
         assert [row.messages for row in store.list_conversations()] == [2]
+
+
+async def test_an_option_that_could_not_be_stored_is_not_changed(tmp_path):
+    """Neither where the conversation keeps it nor where the command line gave it."""
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
+        app.apply_settings(load_settings(config=tmp_path / "config.toml", data_dir=tmp_path / "data", environ={}, turn={"temperature": 0.5}))
+        other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        chat.run_command("/set temperature 0")
+        await until(lambda: any(text.startswith("temperature was not changed: ") and "locked" in text for text in toasts(app)))
+        assert chat.option_values()["temperature"] == (0.5, "flag")
+        other.close()
+        chat.run_command("/set temperature 0")
+        await until(lambda: any(text.startswith("temperature: 0") for text in toasts(app)))
+        assert chat.option_values()["temperature"] == (0.0, "conversation")
