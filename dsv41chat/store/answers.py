@@ -51,6 +51,7 @@ class AnswerWriter:
         self._attempted = False
         self._last_write = 0.0
         self._last_tokens = 0
+        self._end_columns: dict[str, Any] = {}
 
     def __enter__(self) -> AnswerWriter:
         return self
@@ -153,9 +154,15 @@ class AnswerWriter:
             for column, value in (("usage", usage), ("timing", timing), ("params", params), ("meta", meta)):
                 if value is not None:
                     last[column] = records.to_json(value)
+            self._end_columns = last
             self._write(last)
             self._end()
         return self._store.message(self.id)
+
+    def unwritten(self) -> Message:
+        """The answer as the last `finish` wanted to store it: where that was refused, it goes on elsewhere under its own id."""
+        nothing = {name: None for name in records.MESSAGE_COLUMNS.split(", ")}
+        return records.message(nothing | {"seq": 0} | self._row | self._columns(self._end_columns))
 
     def discard(self) -> None:
         """Nothing was generated: no answer remains, and the leaf is the question again. Raises StoreError."""
@@ -183,21 +190,10 @@ class AnswerWriter:
         self._store._forget(self)
 
     def _write(self, columns: dict[str, Any]) -> None:
-        with self._state_lock:
-            text, thinking, reasoning, body = self._text, self._thinking, self._reasoning, self._body
-            self._dirty = False
-        self._attempted, self._last_write, self._last_tokens = True, self._monotonic(), reasoning[1] + body[1]
+        self._dirty = False
+        self._attempted, self._last_write, self._last_tokens = True, self._monotonic(), self._tokens()
         try:
-            self._write_row(
-                columns
-                | {
-                    "text": records.storable(text),
-                    "thinking": records.storable(thinking),
-                    "reasoning_ids": records.pack_ids(reasoning[0][: reasoning[1]]),
-                    "body_ids": records.pack_ids(body[0][: body[1]]),
-                    "updated": self._store.clock(),
-                }
-            )
+            self._write_row(self._columns(columns))
         except BaseException as error:
             self._dirty = True
             # Ids that are none raise ValueError in the thread that gave them; the keeper, which must live on, reads it here.
@@ -205,6 +201,17 @@ class AnswerWriter:
             raise
         self._stored = True
         self.failure = None
+
+    def _columns(self, columns: dict[str, Any]) -> dict[str, Any]:
+        with self._state_lock:
+            text, thinking, reasoning, body = self._text, self._thinking, self._reasoning, self._body
+        return columns | {
+            "text": records.storable(text),
+            "thinking": records.storable(thinking),
+            "reasoning_ids": records.pack_ids(reasoning[0][: reasoning[1]]),
+            "body_ids": records.pack_ids(body[0][: body[1]]),
+            "updated": self._store.clock(),
+        }
 
     def _write_row(self, columns: dict[str, Any]) -> None:
         with self._store.db.write() as db:

@@ -134,6 +134,15 @@ class Connections:
                     conn.execute("ROLLBACK")
                 raise
 
+    def wait(self, busy_s: float) -> None:
+        """From now on every statement waits so many seconds for another process."""
+        self._busy_s = busy_s
+        with self._links_lock:
+            links = list(self._links)
+        for link in links:
+            with link.lock:
+                link.db.conn.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
+
     def close(self) -> None:
         """Close every thread's connection, each after its running statement. Later use raises StoreClosed."""
         self._closed = True
@@ -244,9 +253,7 @@ class Connections:
 
     def _connect(self, target: str) -> _Link:
         # isolation_level None: a transaction begins where this module says so and nowhere else.
-        conn = sqlite3.connect(
-            target, timeout=self._busy_s, isolation_level=None, check_same_thread=False, uri=target.startswith("file:")
-        )
+        conn = sqlite3.connect(target, timeout=self._busy_s, isolation_level=None, check_same_thread=False, uri=target.startswith("file:"))
         conn.text_factory = _text
         link = _Link(Database(conn, recursive_triggers=False, execute_plugins=False))
         conn.execute("PRAGMA foreign_keys=ON")

@@ -69,10 +69,10 @@ class Returning(Conversations, Tree, Drafts):
                     continue
                 names = []
                 if len(kept.text) + len(kept.thinking) < len(message.text) + len(message.thinking):
-                    names = ["text", "thinking", "ids", "ids_hash", "reasoning_ids", "body_ids", "updated"]
+                    names = ["text", "thinking", "reasoning_ids", "body_ids", "updated"]
                 if kept.state in ("running", "interrupted"):
                     # Only the other store knows how its answer ended.
-                    names += ["state", "finish"]
+                    names += ["state", "finish", "ids", "ids_hash", "usage", "timing"]
                 if names:
                     columns = ", ".join(f"{name} = ?" for name in names)
                     db.execute(f"UPDATE messages SET {columns}, owner = NULL WHERE id = ?", [*(row[name] for name in names), message.id])

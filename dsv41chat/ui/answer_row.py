@@ -25,7 +25,9 @@ class AnswerRow:
         self._end_think = end_think
         self._thinks = start.startswith("reasoning")
         self._writer: Any = None
+        self._end: dict[str, Any] | None = None  # how it ended, once the engine has said so
         self.stored: Any = None  # the row that `keep` left
+        self.unstored: Any = None  # its record, where `keep` could not store it
         self._kept = {"text": kept.text if kept else "", "thinking": kept.thinking if kept else ""}
         self._new = {"text": "", "thinking": ""}
         self._ids: list[int] = []
@@ -56,11 +58,6 @@ class AnswerRow:
             log.warning("the answer could not be begun in the store: %s", error)  # `failure` tells the front end
 
     @property
-    def id(self) -> str | None:
-        """Of the row; None before the first token."""
-        return self._writer.id if self._writer is not None else None
-
-    @property
     def failure(self) -> StoreError | None:
         """Why the newest checkpoint could not be written."""
         return self._writer.failure if self._writer is not None else None
@@ -76,16 +73,22 @@ class AnswerRow:
         self._reasoning_ids[self._offsets[0] :] = done.reasoning_ids
         self._body_ids[self._offsets[1] :] = done.body_ids
         state = "stopped" if done.finish == "cancelled" else "complete"
-        return self._writer.finish(state, done.finish, ids=done.ids, usage=done.usage, timing=timing, **self._fields())
+        self._end = {"state": state, "finish": done.finish, "ids": done.ids, "usage": done.usage, "timing": timing}
+        return self._writer.finish(**self._end, **self._fields())
 
     def keep(self, state: str) -> dict | None:
-        """Store what was produced before a failure and return it; None if there was nothing."""
+        """Store what was produced before a failure and return it; None if there was nothing.
+
+        state: of an answer that the failure has cut; one that came to its own end keeps that, with its figures.
+        """
         if self._writer is None:
             return None
+        end = self._end or {"state": state, "finish": state, "ids": tuple(self._ids)}
         try:
-            self.stored = self._writer.finish(state, "cancelled" if state == "stopped" else state, ids=tuple(self._ids), **self._fields())
+            self.stored = self._writer.finish(**end, **self._fields())
         except StoreError as error:
-            log.error("the partial answer could not be stored: %s", error)
+            log.error("the answer could not be stored: %s", error)
+            self.unstored = self._writer.unwritten()
         return dict(self._new)
 
     def _begin(self) -> None:

@@ -278,7 +278,6 @@ class _Turn:
         self.load_s = self.resume_s = 0.0
         self.state: StateTurn | None = None
         self.over = False  # the engine said how the answer ended
-        self.ended = "error"  # the state of an answer that cannot be stored as it ended
         self.message: Any = None  # the stored answer
         self.ref: BuildRef | None = None
 
@@ -314,7 +313,7 @@ class _Turn:
         except EngineError as error:
             yield replace(self._failed(error.code, str(error), error.hint), status=getattr(error, "status", None))
         except StoreError as error:
-            yield self._failed(getattr(error, "code", "store"), str(error), getattr(error, "hint", ""), state=self.ended)
+            yield self._failed(getattr(error, "code", "store"), str(error), getattr(error, "hint", ""))
         except MemoryError as error:
             yield self._failed("out_of_memory", f"Out of memory while answering ({error}).", "--context with a smaller number")
         except Exception as error:  # noqa: BLE001 - the last resort: one sentence for the user, the traceback in the log
@@ -518,7 +517,6 @@ class _Turn:
 
     def _finish(self, done: Done, seed: int) -> Iterator[TurnEvent]:
         timing = self._timing(done)
-        self.ended = "stopped" if done.finish == "cancelled" else self.ended
         message = self.message = self.answer.complete(done, timing)
         self._keep_text_ids()
         self.over = True
@@ -548,11 +546,11 @@ class _Turn:
     # ends that are not Done --------------------------------------------------------------------------------------------
 
     def _failed(self, code: str, message: str, hint: str, state: str = "error") -> Failed:
-        partial = stored = row_id = None
+        partial = stored = unstored = None
         if self.answer is not None:
-            partial, stored, row_id = self.answer.keep(state), self.answer.stored, self.answer.id
+            partial, stored, unstored = self.answer.keep(state), self.answer.stored, self.answer.unstored
         conversation_id = self.conversation.id if self.conversation is not None else None
-        return Failed(code, message, hint, conversation_id, partial, prompt_tokens=self.prompt_tokens, answer=stored, answer_id=row_id, state=state)
+        return Failed(code, message, hint, conversation_id, partial, prompt_tokens=self.prompt_tokens, answer=stored, unstored=unstored)
 
     def _finished_without_engine(self) -> Finished:
         """Cancelled while loading."""

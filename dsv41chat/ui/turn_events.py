@@ -298,10 +298,10 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The turn ended without a complete answer. partial: {text, thinking} that was kept, or None; answer: its record, where it is stored;
-    answer_id: of its row, also of one that could not be written to its end.
+    """The turn ended without a complete answer, or with one that could not be stored.
 
-    state: how that answer ended. status: the exit code, where it is not the one of EXIT_CODES. prompt_tokens: of a prompt that was
+    partial: {text, thinking} that was produced, or None; answer: its record, where it is stored; unstored: its record, where it is not.
+    status: the exit code, where it is not the one of EXIT_CODES. prompt_tokens: of a prompt that was
     encoded and not run, else 0.
     """
 
@@ -313,8 +313,7 @@ class Failed:
     status: int | None = None
     prompt_tokens: int = 0
     answer: Any = None
-    answer_id: str | None = None
-    state: str = "error"
+    unstored: Any = None
 
     @property
     def exit_code(self) -> int:

@@ -16,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from dsv41chat.settings import load_settings
 from dsv41chat.store import Store, StoreFull, db
+from dsv41chat.ui.screens import chat_trouble
 from dsv41chat.ui.screens.dialogs import AskScreen
 from dsv41chat.ui.turn_events import AppStart
 from tests.ui.fakes import Script
 from tests.ui.program import ROOT
 from tests.ui.test_plain import chat as line_mode
-from tests.ui.tui import chat_of, ended, make_app, say, screen_text, shows, until
+from tests.ui.tui import chat_of, drawn, ended, make_app, say, screen_text, shows, until
 
 LONG = "".join(f"word{n} " for n in range(700))
 
@@ -35,6 +37,14 @@ def filled(monkeypatch) -> Callable:
         with sqlite3.connect(file) as reader:
             now = reader.execute("PRAGMA page_count").fetchone()[0]
         monkeypatch.setitem(db.DURABLE, "max_page_count", str(now + pages))
+        own = db.Connections._open_memory
+
+        def open_memory(self) -> None:
+            # Memory is not full with it.
+            self._pragmas = {}
+            own(self)
+
+        monkeypatch.setattr(db.Connections, "_open_memory", open_memory)
 
     return fill
 
@@ -122,10 +132,28 @@ async def test_a_full_disk_on_the_screen(tmp_path, nearly_full):
         assert app.store.queued(chat.conversation.id) == []
 
 
+async def test_an_answer_that_ended_by_itself_on_a_full_disk_keeps_its_end_and_its_figures(tmp_path, nearly_full):
+    async with begun(tmp_path, "short") as (pilot, app, chat):
+        app.host.engine.script.answer, app.host.engine.script.finish = LONG, "length"
+        await say(pilot, app, "second")
+        await until(lambda: app.store.path is None)
+        await shows(app, "length limit", "Not saved")
+        answer = app.store.message(chat.leaf_id)
+        assert chat.transcript.entries[-2].message.id == answer.id and "tok/s" in chat.transcript.entries[-2].receipt
+        db.DURABLE.pop("max_page_count")
+        chat.action_save_again()
+        await until(lambda: app.store.path is not None)
+        stored = app.store.message(answer.id)
+        for one in (answer, stored):
+            assert (one.text, one.state, one.finish) == (LONG, "complete", "length")
+            assert one.usage["completion_tokens"] == len(one.ids) > len(LONG) and one.timing["decode_tok_s"] and one.build_name == "nano"
+        assert stored.body_ids == answer.body_ids and stored.ids_hash == answer.ids_hash
+
+
 async def test_an_answer_stopped_on_a_full_disk_was_stopped(tmp_path, nearly_full):
     async with begun(tmp_path, "short") as (pilot, app, chat):
         script, reached, stopped = app.host.engine.script, threading.Event(), threading.Event()
-        # Stopped at this length exactly: more than the file has room for, less than the copy in memory may take.
+        # Stopped at this length exactly: more than the file has room for.
         script.answer, script.each = LONG, lambda number: number == 3000 and (reached.set(), stopped.wait(60))
         chat.composer.insert("second")
         chat.composer.submit()
@@ -172,6 +200,157 @@ async def test_a_locked_database_on_the_screen(tmp_path):
         assert chat.composer.text == "half typed" and app.store.draft(None) is None
         await say(pilot, app, "")
         assert [m.text for m in app.store.tree(key)] == ["first", "answer", "second", "answer", "half typed", "answer"]
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    """The disk is tried again at once."""
+    monkeypatch.setattr(chat_trouble, "AGAIN_S", 0.05)
+    monkeypatch.setattr(chat_trouble, "AGAIN_MOST_S", 0.1)
+    monkeypatch.setattr(chat_trouble, "REST_S", 0.05)
+
+
+def tries(chat, monkeypatch) -> list:
+    """Grows with every try of the disk, also with one that is put off."""
+    seen, own = [], chat._try_disk
+    monkeypatch.setattr(chat, "_try_disk", lambda after_s: (seen.append(after_s), own(after_s)))
+    return seen
+
+
+def toasts(app) -> list[str]:
+    return [toast.message for toast in app._notifications]
+
+
+SAVED = "Saved: the database can be written again."
+
+
+async def test_a_database_that_is_free_again_is_written_again_unasked(tmp_path, impatient, monkeypatch):
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
+        for number in range(12):
+            await say(pilot, app, f"before {number}")
+        tried = tries(chat, monkeypatch)
+        other = await locked(tmp_path, app, pilot)
+        key = chat.conversation.id
+        await say(pilot, app, "")
+        await pilot.press("ctrl+n")
+        await until(lambda: chat.conversation is None)
+        await say(pilot, app, "a new one")
+        chat._open_soon(key)
+        await until(lambda: chat.conversation is not None and chat.conversation.id == key)
+        chat.composer.reset("half typed")
+        chat.composer.move_cursor((0, 4))
+        chat.transcript.focus()
+        chat.transcript.home()
+        await drawn(app)
+        place, entries = chat.transcript.place(), list(chat.transcript.entries)
+        before = len(tried)
+        await until(lambda: len(tried) > before + 1)
+        assert app.store.path is None and SAVED not in toasts(app) and not any("Still" in text for text in toasts(app))
+        other.execute("ROLLBACK")
+        other.close()
+        await until(lambda: app.store.path is not None)
+        await until(lambda: "not saved" not in screen_text(app).splitlines()[0])
+        await drawn(app)
+        assert toasts(app).count(SAVED) == 1
+        assert all(one is two for one, two in zip(chat.transcript.entries, entries, strict=True)) and chat.transcript.place() == place
+        assert (chat.composer.text, chat.composer.cursor_location, chat.focused) == ("half typed", (0, 4), chat.transcript)
+        assert chat.conversation.id == key and app.store.lock_holder(key).here
+        with Store.open(tmp_path / "data", readonly=True) as disk:
+            assert sorted(row.title for row in disk.list_conversations()) == ["a new one", "first"]
+            assert [m.text for m in disk.tree(key)][-2:] == ["second", "answer"] and disk.draft(key).text == "half typed"
+        await say(pilot, app, "")
+        assert [m.text for m in app.store.path_to(chat.leaf_id)][-2:] == ["half typed", "answer"]
+        other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.5, other.close).start()
+        app.store.rename(key, "waits for its turn like any other")
+
+
+async def test_the_disk_is_not_tried_behind_a_page_or_an_answer(tmp_path, impatient, monkeypatch):
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
+        tried = tries(chat, monkeypatch)
+        other = await locked(tmp_path, app, pilot)
+        go_on = threading.Event()
+        app.host.engine.script.each = lambda number: go_on.wait(60)
+        await pilot.press("enter")
+        await until(lambda: chat.pump.running)
+        other.execute("ROLLBACK")
+        other.close()
+        before = len(tried)
+        await until(lambda: len(tried) > before + 1)
+        assert app.store.path is None
+        chat.action_rename()
+        await until(lambda: app.screen is not chat)
+        go_on.set()
+        await ended(chat)
+        before = len(tried)
+        await until(lambda: len(tried) > before + 1)
+        assert app.store.path is None
+        await pilot.press("escape")
+        await until(lambda: app.store.path is not None)
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "answer", "second", "answer"]
+
+
+async def test_a_disk_too_full_for_what_is_being_written_is_no_disk_that_can_be_written(tmp_path, impatient, monkeypatch, nearly_full):
+    async with begun(tmp_path, "short") as (pilot, app, chat):
+        tried, much = tries(chat, monkeypatch), "much " * 6000
+        app.host.engine.context_limit = 100_000  # of a build that is loaded
+        await say(pilot, app, much)
+        assert app.store.path is None and chat.composer.expanded() == much
+        before = len(tried)
+        await until(lambda: len(tried) > before + 2)
+        assert app.store.path is None and SAVED not in toasts(app)
+        db.DURABLE.pop("max_page_count")
+        await until(lambda: app.store.path is not None)
+        await say(pilot, app, "")
+        assert [m.text for m in app.store.path_to(chat.leaf_id)] == ["first", "short", much, "short"]
+
+
+async def test_what_could_not_be_opened_at_the_start_is_opened_later(tmp_path, impatient, monkeypatch):
+    """But not made anew where there is nothing: the disk of the folder may be away."""
+    app = make_app(tmp_path, Script(), AppStart(unsaved="it is locked"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        chat = chat_of(app)
+        tried = tries(chat, monkeypatch)
+        await say(pilot, app, "hello")
+        before = len(tried)
+        await until(lambda: len(tried) > before + 1)
+        assert app.store.path is None and not (tmp_path / "data" / "chat.db").exists()
+        Store.open(tmp_path / "data").close()
+        await until(lambda: app.store.path is not None)
+        assert [m.text for m in app.store.tree(chat.conversation.id)][:1] == ["hello"]
+
+
+async def test_the_list_says_where_the_conversations_are_that_it_cannot_show(tmp_path):
+    line = "All others are on the disk"
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
+        await pilot.press("ctrl+o")
+        assert line not in await shows(app, "Conversations  (1)")
+        await pilot.press("escape")
+        app.store.new_conversation("another one")
+        other = await locked(tmp_path, app, pilot)
+        await pilot.press("ctrl+o")
+        await shows(app, "Conversations  (1)", line)
+        await pilot.press("escape")
+        other.close()
+        chat.action_save_again()
+        await pilot.press("ctrl+o")
+        assert line not in await shows(app, "Conversations  (2)")
+
+
+async def test_a_first_message_that_a_full_disk_refused_waits_for_enter(tmp_path, filled):
+    """And a second try of it on the same disk goes on in memory."""
+    Store.open(tmp_path / "data").close()
+    filled(tmp_path / "data" / "chat.db", 1)
+    store = Store.open(tmp_path / "data")
+    app, much = make_app(tmp_path, Script(answer="answer", context_limit=100_000), store=store), "much " * 6000
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await say(pilot, app, much)
+        assert chat_of(app).composer.expanded() == much
+        await until(lambda: "The message is back in the composer: Enter sends it." in words_on(app))
+        await say(pilot, app, "")
+        assert [m.text for m in app.store.path_to(chat_of(app).leaf_id)] == [much, "answer"] and app.store.path is None
+    store.close()
 
 
 @pytest.mark.parametrize("how", ["unasked", "in the dialog"])
@@ -297,3 +476,18 @@ async def test_what_could_not_be_opened_at_the_start_is_not_lost_without_a_quest
         await until(lambda: app._exit)
     with Store.open(tmp_path / "data", readonly=True) as store:
         assert [row.messages for row in store.list_conversations()] == [2]
+
+
+async def test_an_option_that_could_not_be_stored_is_not_changed(tmp_path):
+    """Neither where the conversation keeps it nor where the command line gave it."""
+    async with begun(tmp_path, busy_s=0.2) as (pilot, app, chat):
+        app.apply_settings(load_settings(config=tmp_path / "config.toml", data_dir=tmp_path / "data", environ={}, turn={"temperature": 0.5}))
+        other = sqlite3.connect(tmp_path / "data" / "chat.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        chat.run_command("/set temperature 0")
+        await until(lambda: any(text.startswith("temperature was not changed: ") and "locked" in text for text in toasts(app)))
+        assert chat.option_values()["temperature"] == (0.5, "flag")
+        other.close()
+        chat.run_command("/set temperature 0")
+        await until(lambda: any(text.startswith("temperature: 0") for text in toasts(app)))
+        assert chat.option_values()["temperature"] == (0.0, "conversation")

@@ -278,6 +278,9 @@ def test_a_disk_that_fills_up_is_reported_and_the_text_is_not_lost(setup, monkey
     events = s.run("a", overrides={"effort": "off"})
     assert [e.code for e in events if isinstance(e, Warned)] == ["not_saved"]
     assert events[-1].code == "store" and events[-1].partial["text"] == "word " * 30
+    unstored = events[-1].unstored
+    assert (unstored.text, unstored.state, unstored.finish) == ("word " * 30, "complete", "stop")
+    assert unstored.usage["answer_tokens"] == 151 and unstored.timing["decode_tok_s"] and len(unstored.ids) == 151 and events[-1].answer is None
 
 
 def test_a_conversation_that_another_process_holds(setup, monkeypatch):

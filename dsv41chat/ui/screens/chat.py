@@ -94,6 +94,7 @@ class ChatScreen(
         self.init_messages()
         self.init_tools()
         self.init_settings()
+        self.init_trouble()
 
     def compose(self) -> ComposeResult:
         yield HeaderLine(id="header")
@@ -126,6 +127,9 @@ class ChatScreen(
         self.show_keys()
         self.set_interval(MEMORY_S, self._look_at_memory)
         self.init_watch()
+        if self.app.unsaved not in ("", "memory"):
+            # It could not be opened at the start.
+            self.try_disk_later()
         self.spawn(self.app.start_up(self), "open")
 
     # Opening ------------------------------------------------------------------------------------------------------------
@@ -501,8 +505,9 @@ class ChatScreen(
     def action_conversations(self) -> None:
         from dsv41chat.ui.screens.conversations import ConversationsScreen
 
-        current = self.conversation.id if self.conversation else None
-        self.app.push_screen(ConversationsScreen(self.app.store, current, self._renamed_in_list, cached=self.app.cached_states), self._list_closed)
+        current, apart = self.conversation.id if self.conversation else None, self.app.unsaved not in ("", "memory")
+        page = ConversationsScreen(self.app.store, current, self._renamed_in_list, cached=self.app.cached_states, apart=apart)
+        self.app.push_screen(page, self._list_closed)
 
     def _renamed_in_list(self, conversation_id: str) -> None:
         if self.conversation is not None and self.conversation.id == conversation_id:

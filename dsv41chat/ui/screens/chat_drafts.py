@@ -10,7 +10,7 @@ from typing import Any
 from textual.widgets import Static
 
 from dsv41chat.engine.errors import EngineError
-from dsv41chat.store import StoreError
+from dsv41chat.store import Store, StoreError
 from dsv41chat.ui.commands import hint
 from dsv41chat.ui.messages import Completions
 from dsv41chat.ui.render.wrap import crop_cells
@@ -105,11 +105,25 @@ class DraftActions:
         if self._draft_timer is not None:
             self._draft_timer.stop()
             self._draft_timer = None
-        if self.readonly or self.app.readonly or not self.is_mounted:
+        draft = self._draft()
+        if draft is None:
             return
+        # Leaving, it must be in the store: that another thread is to write it is not enough.
+        if draft == (self._stored_draft if now else self._newest_draft):
+            return
+        self._newest_draft = self._newest_of[draft[0]] = draft
+        if now:
+            self._write_draft(draft)
+        else:
+            self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
+
+    def _draft(self) -> tuple | None:
+        """What is in the composer, as (conversation, text, the message it is to replace, meta); None where it is not to be stored."""
+        if self.readonly or self.app.readonly or not self.is_mounted:
+            return None
         if self.starting and self.app.begin.view is not None:
             # What is typed until then goes into the conversation that opens; the draft without one is another text.
-            return
+            return None
         key = self.conversation.id if self.conversation else None
         text = self.unread(self.composer.text)
         if key is None and self.held:
@@ -119,15 +133,7 @@ class DraftActions:
         meta = {"chips": chips} if chips else None
         if text and self.editing and self.aside[0]:
             meta = {**(meta or {}), "aside": list(self.aside)}
-        draft = (key, text, self.editing if text else None, meta)
-        # Leaving, it must be in the store: that another thread is to write it is not enough.
-        if draft == (self._stored_draft if now else self._newest_draft):
-            return
-        self._newest_draft = self._newest_of[key] = draft
-        if now:
-            self._write_draft(draft)
-        else:
-            self.spawn(asyncio.to_thread(self._write_draft, draft), "draft", exclusive=False)
+        return key, text, self.editing if text else None, meta
 
     def _write_draft(self, draft: tuple) -> None:
         with self._draft_lock:
@@ -140,6 +146,19 @@ class DraftActions:
                 self._stored_draft = draft
             except StoreError as error:
                 self.app.call_later(self.app.not_saved, error)
+
+    def take_drafts(self, disk: Store, taken: dict[str, str]) -> None:
+        """Stores what is, and was, being written where nothing could be stored. taken: the ids on the disk of conversations, by those in memory.
+
+        Raises StoreError.
+        """
+        now = self._draft()
+        drafts = self._newest_of if now is None else {**self._newest_of, now[0]: now}
+        for key, text, editing, meta in drafts.values():
+            if key is None or key in taken:
+                there = taken.get(key)
+                # A copy has messages of its own.
+                disk.save_draft(there, text, editing=editing if there == key else None, meta=meta)
 
     def forget_first_draft(self) -> None:
         """What was written before there was a conversation is a message now."""

@@ -195,7 +195,6 @@ class SettingsActions:
         if self.readonly:
             self.tell("This conversation is read-only here.", "warning")
             return False
-        self.app.apply_settings(self.app.settings.released(name))
         settings = {key: held for key, held in self._record().settings.items() if key != name}
         if value is not None:
             settings[name] = value
@@ -205,9 +204,10 @@ class SettingsActions:
             try:
                 self.app.store.set_settings(self.conversation.id, settings)
             except StoreError as error:
-                self.tell(str(error), "error")
+                self.tell(f"{name} was not changed: {error}", "error")
                 return False
             self.refresh_conversation()
+        self.app.apply_settings(self.app.settings.released(name))
         cost = self.rewrite_cost() if name in ("system", "effort") else ""
         self.tell(f"{name}: {'default' if value is None else value}. {cost}".strip())
         self.show_header()

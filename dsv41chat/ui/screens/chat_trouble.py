@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import replace
 from typing import Any
 
+from textual.timer import Timer
+
 from dsv41chat.engine.errors import EngineError
-from dsv41chat.store import Store, StoreError
-from dsv41chat.store.records import MESSAGE_DIGITS, Message, new_id
+from dsv41chat.store import DATABASE, Store, StoreError
+from dsv41chat.store.db import BUSY_S
 from dsv41chat.store.titles import title_of
 from dsv41chat.ui.present import update_entry
 from dsv41chat.ui.render.entry import USER, Entry
@@ -22,42 +23,41 @@ log = logging.getLogger(__name__)
 
 KEEP_SHARE = 0.6
 ASK_S = 0.2  # between two looks whether a page has been closed
+AGAIN_S, AGAIN_MOST_S = 5.0, 60.0  # until a disk that refused is tried again by itself: the first time, at most
+REST_S = 1.0  # between two looks whether something still runs
+AGAIN_BUSY_S = 0.1  # how long such a try waits for another process; the screen waits with it
+SAVE_BUSY_S = 1.0  # the same, of a try that the user asked for
 BACK = "take the message back into the composer"
 
 
 class TroubleActions:
     """Mixed into ChatScreen."""
 
+    def init_trouble(self) -> None:
+        self._again: Timer | None = None
+
     # The store refuses --------------------------------------------------------------------------------------------------
 
-    def continue_in_memory(self, failure: Failed) -> None:
-        """From now on the conversation on screen lives in memory only; the header says so and export is offered."""
+    def continue_in_memory(self, failure: Failed, back: bool = False) -> None:
+        """From now on the conversation on screen lives in memory only; the header says so and export is offered.
+
+        back: the message that was refused is in the composer again.
+        """
         app, reason = self.app, failure.message
-        state, finish = failure.state, "cancelled" if failure.state == "stopped" else failure.state
         if app.store.path is None:
             return
         log.error("the store refused, going on in memory: %s", reason)
         memory = Store.memory()
         shown = [entry for entry in self.transcript.entries if entry.role != "notice"]
-        for entry in shown:
-            if entry.message is not None and entry.message.text != entry.text:
-                # The row has what could be written of it; the screen has all.
-                entry.message = replace(
-                    entry.message, text=entry.text, thinking=entry.thinking, state=state, finish=finish,
-                    ids_blob=None, reasoning_blob=None, body_blob=None, ids_hash=None,
-                )  # fmt: skip
         messages = [entry.message for entry in shown if entry.message is not None]
         conversation = None
         if messages:
             last = shown[-1]
-            if last.message is None and last.role != USER and (last.text or last.thinking):
+            if last.message is None and last.role != USER and failure.unstored is not None:
                 # Under the id of the row that has a part of it, so that it can go back there.
-                answer = Message(
-                    failure.answer_id or new_id(MESSAGE_DIGITS), messages[-1].conversation_id, messages[-1].id, "assistant", last.text,
-                    last.thinking, state, finish, last.label, created=time.time(),
-                )  # fmt: skip
-                messages.append(answer)
-                update_entry(last, answer)
+                messages.append(failure.unstored)
+                update_entry(last, failure.unstored)
+                self.transcript.changed(last)
             first = replace(messages[0], parent_id=None)
             own = self.conversation
             settings = own.settings if own else {}
@@ -70,12 +70,14 @@ class TroubleActions:
             for item in self.queue:
                 memory.queue_push(conversation.id, item.text)
         self.show_queue(memory.queued(conversation.id) if conversation is not None else [])
+        send = "The message is back in the composer: Enter sends it.\n" if back else ""
         self.add_notice(
-            f"Not saved: {reason}\nThe conversation goes on in memory and ends with the program. Palette: Export keeps it, "
-            '"Save again" tries the disk once more.',
+            f"Not saved: {reason}\n{send}Until the disk can be written again, which is tried now and then, the conversation goes on in memory only. "
+            'Palette: "Save again" tries at once, Export keeps it.',
             error=True,
         )
         self.show_header()
+        self.try_disk_later()
 
     def _copy_builds(self, memory: Store) -> None:
         try:
@@ -94,42 +96,113 @@ class TroubleActions:
             self.tell("Stop the running answer first (esc).", "warning")
             return
         try:
-            made = self.bring_to_disk()
+            self._go_on_saved(self._open_disk(SAVE_BUSY_S))
         except StoreError as error:
             self.tell(f"Still not saved: {error}", "error")
             return
         self.tell("Saved.")
-        if made is not None:
-            self._open_soon(made)
-        # What is being written was kept in memory as well.
-        self._newest_draft = self._stored_draft = None
-        self.save_draft()
-        self.show_header()
 
-    def bring_to_disk(self) -> str | None:
-        """Opens the database again and brings there what was written in memory; the id there of the conversation on screen, None without one.
-
-        Raises StoreError.
-        """
-        app, made = self.app, None
-        disk = Store.open(app.settings.paths.data, busy_s=1.0)
+    def _open_disk(self, busy_s: float) -> Store:
+        """The database, opened again. busy_s: how long its statements wait for another process. On any thread. Raises StoreError."""
+        disk = Store.open(self.app.settings.paths.data, busy_s=busy_s)
         try:
-            app.replace_disk(disk)
-            if self.conversation is not None:
-                app.store.set_leaf(self.conversation.id, self.leaf_id)
-            taken = disk.take_in(app.store)
-            if self.conversation is not None:
-                made = taken[self.conversation.id]
-                if made != self.conversation.id:
+            self.app.replace_disk(disk)
+        except StoreError:
+            disk.close()
+            raise
+        return disk
+
+    def bring_to_disk(self, disk: Store) -> str | None:
+        """Brings what was written in memory to a database that was opened for it; the id there of the conversation on screen, None without one.
+
+        Raises StoreError; `disk` is closed then.
+        """
+        app, own, made = self.app, self.conversation, None
+        try:
+            if own is not None:
+                app.store.set_leaf(own.id, self.leaf_id)
+            # All or nothing: another try must find no half of this one. What is being written is part of it: a disk too full for the message
+            # that it refused is not one that can be written again.
+            with disk.db.write():
+                taken = disk.take_in(app.store)
+                self.take_drafts(disk, taken)
+            if own is not None:
+                made = taken[own.id]
+                self.conversation = disk.conversation(made)
+                if made != own.id:
                     # A copy has messages of its own: the one that is being edited is none of them.
                     self.end_edit()
-                self.conversation = disk.conversation(made)
+            disk.db.wait(BUSY_S)
         except StoreError:
             disk.close()
             raise
         app.controller.last_conversation_id = made or taken.get(app.controller.last_conversation_id)
         app.use_store(disk, "")
         return made
+
+    def _go_on_saved(self, disk: Store) -> None:
+        """Brings what was written in memory to the disk and goes on there; what is read and written on the screen stays. Raises StoreError."""
+        before = self.conversation
+        made = self.bring_to_disk(disk)
+        # What was written there meanwhile was kept in memory, if at all.
+        self._newest_draft = self._stored_draft = None
+        self._view = {}
+        self.save_draft()
+        self.show_header()
+        self.query_one(Sidebar).reload(made)
+        if made is None:
+            return
+        if made != before.id:
+            self._open_soon(made)
+            return
+        try:
+            disk.lock(made)
+            # The same texts, under numbers of that store.
+            self.queue = disk.queued(made)
+        except StoreError as error:
+            log.warning("the conversation is not locked yet: %s", error)
+        self.spawn(self.refreshed(), "refresh")
+
+    def try_disk_later(self, after_s: float | None = None) -> None:
+        """Has the disk tried again by itself after so many seconds (None: AGAIN_S), and as long as it refuses after twice as many each time."""
+        after_s = AGAIN_S if after_s is None else after_s
+        if self._again is not None:
+            self._again.stop()
+        self._again = self.set_timer(after_s, lambda: self._try_disk(after_s))
+
+    def _try_disk(self, after_s: float) -> None:
+        if not self.app.unsaved:
+            return
+        if self._rests():
+            self.spawn(self._save_by_itself(after_s), "disk")
+        else:
+            self._again = self.set_timer(REST_S, lambda: self._try_disk(after_s))
+
+    def _rests(self) -> bool:
+        """Whether nothing runs that reads or writes the store, and no page or dialog is open."""
+        opening = any(worker.group == "open" and not worker.is_finished for worker in self.workers)
+        return self.app.screen is self and not (self.pump.running or self.starting or self.app.leaving or opening)
+
+    async def _save_by_itself(self, after_s: float) -> None:
+        """What "Save again" does, unasked: silent where the disk still refuses. What waits for another process does so off the event loop."""
+        memory = self.app.store
+        try:
+            # A file that is gone is not made anew: its disk may come back.
+            disk = await asyncio.to_thread(self._open_disk, AGAIN_BUSY_S) if (self.app.settings.paths.data / DATABASE).exists() else None
+            ready = disk is not None and self.app.store is memory and self._rests()
+            if ready:
+                self._go_on_saved(disk)
+        except StoreError as error:
+            log.info("still not saved: %s", error)
+            self.try_disk_later(min(2 * after_s, AGAIN_MOST_S))
+            return
+        if ready:
+            self.tell("Saved: the database can be written again.")
+        elif disk is None:
+            self.try_disk_later(min(2 * after_s, AGAIN_MOST_S))
+        else:
+            disk.close()
+            self._try_disk(after_s)
 
     def saved_at_last(self) -> bool:
         """Before leaving: what went on in memory because the disk refused is tried once more. False if it would be lost."""
@@ -138,7 +211,7 @@ class TroubleActions:
         if self.pump.running:
             return False
         try:
-            self.bring_to_disk()
+            self.bring_to_disk(self._open_disk(SAVE_BUSY_S))
         except StoreError as error:
             log.error("not saved when leaving: %s", error)
             return False

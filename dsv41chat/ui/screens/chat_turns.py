@@ -241,12 +241,13 @@ class TurnActions:
         full = failure.code == "context_full"
         # Its remedy on the command line is no remedy here: the dialog offers those of the screen.
         hint = "" if full else failure.hint
-        text = visible_line(failure.message) + (f"\n→ {visible_line(hint)}" if hint else "")
+        text, back = visible_line(failure.message) + (f"\n→ {visible_line(hint)}" if hint else ""), False
         if self._pending is not None:
             # Nothing was stored: the text returns to where it was written.
             self.transcript.drop(self._pending)
             self._pending = None
             if self._sent_queue_id is None:
+                back = True
                 self.composer.put_before(self._sent)
                 if taken is not None and taken.edited is not None:
                     self.begin_edit(taken.edited, keep_text=True)
@@ -257,7 +258,7 @@ class TurnActions:
         elif full or taken is None or taken.retried:
             text += "\nThe message is saved." if full else "\nctrl+R tries again."
         if failure.code == "store":
-            self.continue_in_memory(failure)
+            self.continue_in_memory(failure, back)
             return
         self.failure_line = notice(text, error=True)
         self.transcript.append(self.failure_line)

@@ -32,6 +32,7 @@ HITS_EACH = 3  # lines of context under a conversation
 FOOT = (
     "enter open", "/ filter", "n new", "r rename", "p pin", "e export", "d delete", "u undo", "tab preview", "s sort", "b build",
 )  # fmt: skip
+APART = "Only those in memory. All others are on the disk, and in this list again when it can be written."
 SORTS = ("recent", "title", "created", "size")
 
 
@@ -49,7 +50,8 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
     """Returns ("open", id), ("message", id, message id, query), ("new", ""), ("export", id) or None.
 
     A filter shows the newest places in the text under each conversation; choosing one opens its message. cached: bytes of stored
-    states per conversation, for this build. renamed: told of each conversation with another title.
+    states per conversation, for this build. renamed: told of each conversation with another title. apart: the store is in memory because
+    the disk refused, and the conversations of the disk are not in it.
     """
 
     BINDINGS = [
@@ -62,8 +64,9 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
         "b": "by_build",
     }  # fmt: skip
 
-    def __init__(self, store: Store, current: str | None, renamed: Callable[[str], None], *, cached: Callable[[], dict[str, int]]):
+    def __init__(self, store: Store, current: str | None, renamed: Callable[[str], None], *, cached: Callable[[], dict[str, int]], apart: bool):
         super().__init__()
+        self._apart = apart
         self._store, self._current, self._tell_renamed, self._read_cached = store, current, renamed, cached
         self._query = ""
         self._cached: dict[str, int] = {}
@@ -81,6 +84,8 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
             with Horizontal(classes="dialog-bar"):
                 yield Static("Conversations", id="list-title", markup=False)
                 yield Static("", id="list-sort", markup=False)
+            if self._apart:
+                yield Static(APART, classes="dialog-foot")
             yield Field(self._query, placeholder="/ filters by title and text", id="list-filter", compact=True)
             yield _Rows(id="list", markup=False, compact=True)
             yield Foot(*FOOT)
@@ -270,7 +275,7 @@ class ConversationsScreen(Spawning, Page[tuple[str, ...] | None]):
 
     def _delete(self) -> None:
         if row := self._row_of(self._highlighted()):
-            question = f"Delete \"{row.title}\"? It can be restored for some time (u)."
+            question = f'Delete "{row.title}"? It can be restored for some time (u).'
             self.app.push_screen(AskScreen(question, [("yes", "delete"), ("no", "keep")]), lambda answer: self._deleted_if(row.id, answer))
 
     def _deleted_if(self, conversation_id: str, answer: str | None) -> None:
