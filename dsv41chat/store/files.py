@@ -57,9 +57,15 @@ def private_folder(path: Path) -> Path:
 
 
 def private_file(path: Path) -> Path:
-    """Make sure that `path` exists with mode 0600, before a library opens it with a mode of its own. Raises as `private_folder`."""
+    """Make sure that `path` exists with mode 0600, before a library opens it with a mode of its own. Raises as `private_folder`.
+
+    A file that is there and can be written is not opened: closing it again would take away every lock that SQLite has on it in this
+    process, and another process would then remove the log that is still written to.
+    """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+        usable = path.is_file() and os.access(path, os.R_OK | os.W_OK) and path.stat().st_mode & FILE_MODE == FILE_MODE
+        if not usable:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
         if os.stat(path).st_mode & 0o777 != FILE_MODE:
             os.chmod(path, FILE_MODE)
     except OSError as error:

@@ -418,6 +418,18 @@ def test_connections_of_ended_threads_are_closed(store):
     assert len(store.db._links) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_another_store_of_the_process_leaves_the_locks_of_the_first(tmp_path):
+    """SQLite's locks belong to the process: without them the next process that closes the file removes the log that is still written to."""
+    other = f"import sqlite3; c = sqlite3.connect({str(tmp_path / 'chat.db')!r}); c.execute('SELECT * FROM conversations').fetchall(); c.close()"
+    with Store.open(tmp_path) as store:
+        fill(store)
+        Store.open(tmp_path).close()
+        subprocess.run([sys.executable, "-c", other], check=True)
+        held = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if os.path.islink(link)]
+        assert not [name for name in held if name.startswith(str(tmp_path)) and "deleted" in name]
+
+
 def test_the_store_needs_no_engine_and_no_front_end():
     program = (
         "import sys, dsv41chat.store\n"
