@@ -333,12 +333,18 @@ async def test_escape_sequences_of_any_text_never_reach_the_screen(tmp_path):
         assert app.store.message(chat_of(app).leaf_id).text == nasty
 
 
+async def answering(app, pilot):
+    """The chat screen, while the first part of an answer is shown."""
+    chat = chat_of(app)
+    await pilot.press(*"go", "enter")
+    await until(lambda: chat._answer is not None and bool(chat._answer.text))
+    return chat
+
+
 async def test_a_tiny_terminal_shows_one_page_and_recovers(tmp_path):
     app = make_app(tmp_path, slow("line\n\n" * 2000))
     async with app.run_test(size=(100, 30)) as pilot:
-        chat = chat_of(app)
-        await pilot.press(*"go", "enter")
-        await until(lambda: chat._answer is not None and bool(chat._answer.text))
+        chat = await answering(app, pilot)
         await pilot.resize_terminal(39, 9)
         await shows(app, "Terminal too small: 39x9", "Generation continues")
         await pilot.resize_terminal(100, 30)
@@ -356,9 +362,7 @@ def counted(app) -> int:
 async def test_a_tiny_terminal_names_its_keys_and_they_stop(tmp_path, key):
     app = make_app(tmp_path, slow("line\n\n" * 2000))
     async with app.run_test(size=(100, 30)) as pilot:
-        chat = chat_of(app)
-        await pilot.press(*"go", "enter")
-        await until(lambda: chat._answer is not None and bool(chat._answer.text))
+        chat = await answering(app, pilot)
         await pilot.resize_terminal(50, 4)
         await shows(app, "Terminal too small: 50x4", "Generation continues", "esc stops, ctrl+Q quits")
         first = counted(app)
@@ -372,9 +376,7 @@ async def test_a_tiny_terminal_names_its_keys_and_they_stop(tmp_path, key):
 async def test_a_tiny_terminal_is_left_with_the_second_press_while_an_answer_runs(tmp_path):
     app = make_app(tmp_path, slow("line\n\n" * 2000))
     async with app.run_test(size=(100, 30)) as pilot:
-        chat = chat_of(app)
-        await pilot.press(*"go", "enter")
-        await until(lambda: chat._answer is not None and bool(chat._answer.text))
+        chat = await answering(app, pilot)
         await pilot.resize_terminal(30, 3)
         await shows(app, "esc stops, ctrl+Q quits")
         await pilot.press("ctrl+q")
